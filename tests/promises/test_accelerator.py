@@ -1,8 +1,12 @@
 """Where Keras sees an accelerator, it compiles by XLA; the numbers stay.
 
 Keras is made to see one. Only whether it compiles hangs on that: a step, and
-what `predict`, `evaluate` and `generate` run, of a plain model.
+what `predict`, `evaluate` and `generate` run, of a plain model. Pipelines are
+on CPUs, and compile no cell, or their devices are taken for accelerators.
 """
+
+import logging
+import re
 
 import keras
 import numpy as np
@@ -14,6 +18,8 @@ from matrix import NAMED, REMAT, arguments, largest_difference
 from test_transparency import optimizers, train
 
 import tfgpipe
+from tfgpipe import internals
+from tfgpipe.devices import names
 
 QUICK = [("outputs", 1, 1, "gpipe", "except_last")]
 SLOW = [
@@ -55,6 +61,140 @@ def test_keras_compiles_and_a_pipeline_does_not():
     model = tfgpipe.GPipe(two_layers(), 2, 2)
     model.compile("sgd", "mse")
     assert not model.jit_compile
+
+
+@pytest.fixture
+def on_accelerators(monkeypatch):
+    """Pipelines take their devices for accelerators."""
+    monkeypatch.setattr(names, "has_accelerator", lambda devices: True)
+
+
+class Applied(keras.layers.Layer):
+    """Applies a function; notes whether XLA is to compile it."""
+
+    def __init__(self, function=tf.tanh, supports_jit=True, **kwargs):
+        super().__init__(**kwargs)
+        self.function, self.supports_jit = function, supports_jit
+        self.is_compiled = None
+
+    def call(self, x):
+        self.is_compiled = internals.is_in_xla()
+        return tf.ensure_shape(self.function(x), x.shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def around(layer):
+    dense = keras.layers.Dense
+    return [keras.Input((4,)), dense(8), layer, dense(8), dense(3)]
+
+
+def applied(layer, arguments=None, **compiled):
+    """A pipeline around a layer that has made two steps, and its weights."""
+    keras.utils.set_random_seed(0)
+    options = {"devices": ["CPU:0", "CPU:1"], "trial": "off"}
+    layers = around(layer)
+    model = tfgpipe.GPipe(layers, 2, 2, **options, **(arguments or {}))
+    model.compile("adam", "mse", **compiled)
+    x = np.random.default_rng(0).random((6, 4), "float32")
+    model.fit(x, np.ones((6, 3)), 4, verbose=0, shuffle=False)
+    return model, [w.numpy() for w in model.weights]
+
+
+def test_cells_are_compiled_where_keras_would(on_accelerators):
+    compiled, left = Applied(), Applied()
+    model, weights = applied(compiled)
+    _, expected = applied(left, jit_compile=False)
+    assert compiled.is_compiled and not left.is_compiled
+    assert not model.jit_compile  # the step as a whole is not
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+    for method, *labels in (
+        (model.evaluate, np.ones((4, 3))),
+        (model.predict,),
+    ):
+        compiled.is_compiled = None
+        method(np.ones((4, 4)), *labels, verbose=0)
+        assert compiled.is_compiled
+
+
+def test_cells_on_cpus_are_compiled_only_if_asked_for():
+    layer = Applied()
+    model, _ = applied(layer)
+    assert not layer.is_compiled
+    for asked in (True, False, True):
+        model.compile("adam", "mse", jit_compile=asked)
+        model.train_on_batch(np.ones((4, 4)), np.ones((4, 3)))
+        assert layer.is_compiled == asked
+
+
+def test_layers_that_do_not_support_xla_are_not_compiled(on_accelerators):
+    layer = Applied(supports_jit=False)
+    applied(layer)
+    assert not layer.is_compiled
+
+
+def _printing(x):
+    tf.print("", end="")
+    return x
+
+
+def _by_value(x):
+    ones = tf.ones([tf.cast(tf.reduce_max(x), "int32")], x.dtype)
+    return x + tf.reduce_sum(ones)
+
+
+def _looping(x):
+    step = lambda i, h: (i + 1, tf.tanh(h))  # noqa: E731
+    return tf.while_loop(lambda i, h: i < 3, step, (0, x))[1]
+
+
+# Functions, and what is said of them.
+REFUSED = {
+    "no kernel": (_printing, "'odd'.*StringFormat"),
+    "a size by value": (_by_value, "'odd'.*Fill must be a compile-time"),
+    "a loop without end": (_looping, "fixed tensor list size"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*side effects")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_xla_cannot_compile_is_left_as_a_whole_and_said(
+    case, on_accelerators, caplog
+):
+    function, words = REFUSED[case]
+    caplog.set_level(logging.INFO, "tfgpipe")
+    _, weights = applied(Applied(function, name="odd"))
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("XLA compiles no cell")
+    assert re.search(words, caplog.messages[0])
+    _, expected = applied(Applied(function, name="odd"), jit_compile=False)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:.*side effects")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_xla_cannot_compile_is_an_error_if_asked_for(case):
+    function, words = REFUSED[case]
+    with pytest.raises(ValueError, match="jit_compile.*" + words):
+        applied(Applied(function, name="odd"), jit_compile=True)
+
+
+def test_file_leaves_it_to_the_next_machine(on_accelerators, tmp_path):
+    model = tfgpipe.GPipe(two_layers(), 2, 2)
+    for options, expected in (
+        ({}, "auto"),
+        ({"jit_compile": "auto"}, "auto"),
+        ({"jit_compile": False}, False),
+        ({"jit_compile": True}, True),
+    ):
+        model.compile("sgd", "mse", **options)
+        assert model.get_compile_config()["jit_compile"] == expected
+        model.save(tmp_path / "model.keras")
+        loaded = tfgpipe.load_model(tmp_path / "model.keras")
+        assert loaded.get_compile_config()["jit_compile"] == expected
 
 
 @pytest.mark.usefixtures("float64")

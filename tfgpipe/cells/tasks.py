@@ -88,8 +88,6 @@ class CellTasks:
         """
         cut = self.functions
         kept = [cut.kept] if keeps else []
-        if keeps and cut.recomputes_in_backward:
-            cut.check_kept()
         gives = [first for _, first in self._gives]
         # In a row: what it gives and shows, the totals, what is kept.
         function = cut.function(

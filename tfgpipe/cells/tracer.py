@@ -44,6 +44,7 @@ from tfgpipe.graphs import (
     Part,
     TracedModel,
     TraceOptions,
+    check_compilable,
     gradient_sums,
     part_key,
     parts_of,
@@ -115,6 +116,8 @@ class Tracer:
         host. None: all of it, which stays.
         """
         parts = parts_of(made, len(cells), repeated)
+        if self._options.jit_compile:
+            check_compilable(parts)
         ways = ways or [(1.0, False)] * len(cells)
         each = zip(parts, cells, ways, strict=True)
         return [self._tasks(part, cell, *way) for part, cell, way in each]

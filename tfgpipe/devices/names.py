@@ -147,6 +147,11 @@ def only_compiles(names: Iterable[str]) -> bool:
     return not _ONLY_COMPILE.isdisjoint(device_types(names))
 
 
+def has_accelerator(names: Iterable[str]) -> bool:
+    """Returns whether one of these devices is no CPU."""
+    return any(kind != "CPU" for kind in device_types(names))
+
+
 def same_device(one: str, other: str) -> bool:
     """Whether two names, full or short, mean one device."""
     a, b = tf.DeviceSpec.from_string(one), tf.DeviceSpec.from_string(other)

@@ -30,6 +30,7 @@ from tfgpipe.graphs.traced_model import (
     stateful_kinds,
     without_gradients,
 )
+from tfgpipe.graphs.xla import NotCompilable, check_compilable
 
 __all__ = [
     "CHEAP",
@@ -37,6 +38,7 @@ __all__ = [
     "Differentiated",
     "Gradient",
     "GradientSums",
+    "NotCompilable",
     "Part",
     "Piece",
     "StagedFunction",
@@ -46,6 +48,7 @@ __all__ = [
     "as_tensor",
     "behind_identities",
     "by_reference",
+    "check_compilable",
     "differentiate",
     "follows",
     "functions_of",

@@ -37,6 +37,7 @@ from tfgpipe.graphs.flops import num_bytes
 from tfgpipe.graphs.gradient_sums import Replacement
 from tfgpipe.graphs.kept import fewer_kept
 from tfgpipe.graphs.parts import Part
+from tfgpipe.graphs.xla import NotCompilable
 
 
 class CellFunctions:
@@ -179,18 +180,22 @@ class CellFunctions:
             )
 
     def check_kept(self) -> None:
-        """Refuses to keep what XLA cannot hand from function to function."""
+        """Refuses to keep what XLA cannot hand from function to function.
+
+        Raises:
+            NotCompilable: With the layers that keep it.
+        """
+        if not self.options.jit_compile:
+            return
         traced, places = self.part.traced, self.part.whole.places
         kept = [t for t in self.kept.tensors if _is_of_one_function(t)]
         found = {traced.section_of(places[t.op.name]).name: None for t in kept}
         if found:
-            raise ValueError(
-                "`jit_compile=True` with recurrent layers, other loops or "
-                "conditions needs re-materialisation of every micro-batch: XLA "
-                "cannot hand what they keep for their gradients (a TensorList, "
-                "or a tensor of one branch) to another function. Received: "
-                f"layers {[*found]} in a cell that keeps it. Pass "
-                'remat="always" to `GPipe`, or jit_compile=False to `compile`.'
+            raise NotCompilable(
+                f"layers {[*found]}",
+                "they keep for their gradients (in a loop: a TensorList; in a "
+                "condition: a tensor of one branch) what XLA cannot hand to "
+                'another function. Pass remat="always" to `GPipe`',
             )
 
 

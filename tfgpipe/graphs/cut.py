@@ -123,6 +123,11 @@ class WholeGraph:
             versions=self.versions,
             node=[self.nodes[n] for n in sorted(names, key=places.__getitem__)],
         )
+        for node in part.node:
+            node.attr.pop("_class", None)  # colocation with what is left out
+            node.input[:] = [
+                i for i in node.input if i[0] != "^" or i[1:] in names
+            ]
         called: set[str] = set()
         waiting = [name for node in part.node for name in functions_of(node)]
         while waiting:
@@ -333,11 +338,6 @@ class GraphCutter:
     def _definition_of(self, names: set[str]) -> Any:
         """The definition of some operations of the graph."""
         part = self._whole.definition_of(names)
-        for node in part.node:
-            node.attr.pop("_class", None)  # colocation with what is left out
-            node.input[:] = [
-                i for i in node.input if i[0] != "^" or i[1:] in names
-            ]
         if not names.isdisjoint(self._gradients):
             _run_in_order(part, self._gradients, self._whole)
         add_in_order(part)

@@ -1114,6 +1114,23 @@ def direct_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 _watches: list[Any] = []
+_model_supports_jit = _trainer.model_supports_jit
+
+
+class _Layers:
+    """Layers, as Keras asks a model for them."""
+
+    def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
+        self._layers = layers
+
+    def _flatten_layers(self) -> Sequence[keras.layers.Layer]:
+        return self._layers
+
+
+def layers_support_jit(model: keras.Model) -> bool:
+    """Returns whether Keras would have XLA compile all layers of a model."""
+    layers = [layer for layer in flat_layers(model) if layer is not model]
+    return _model_supports_jit(_Layers(layers))
 
 
 def watch_calls(
@@ -1137,8 +1154,9 @@ def watch_calls(
         (keras.layers.Layer, "add_weight", added),
     ):
         setattr(cls, name, _inside(getattr(cls, name), around))
-    supports = _trainer.model_supports_jit
-    _trainer.model_supports_jit = lambda m: supports(m) and not spans(m)
+    _trainer.model_supports_jit = lambda m: (
+        _model_supports_jit(m) and not spans(m)
+    )
     jit_compile = keras.Model.jit_compile
 
     def is_compiled(model: Any) -> bool:

@@ -31,6 +31,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
 )
 from tensorflow.python.framework import importer as _importer
+from tensorflow.python.framework import kernels as _kernels
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.framework.auto_control_deps_utils import (
     READ_ONLY_RESOURCE_INPUTS_ATTR as _READ_INPUTS,
@@ -701,6 +702,41 @@ def is_in_xla() -> bool:
     """Whether operations are made for XLA, as by `jit_compile=True`."""
     graph = current_graph()
     return graph is not None and _in_xla_context(graph)
+
+
+def xla_refusal(
+    function: Callable, specs: Sequence[tf.TensorSpec]
+) -> str | None:
+    """Returns why XLA cannot translate a function, or None if it can.
+
+    Nothing is compiled, and nothing runs. None also for a function that does
+    not take the sizes in `specs`, all of which must be known.
+    """
+    made = tf.function(function, autograph=False, jit_compile=True)
+    try:
+        made.get_concrete_function(*specs)
+    except (ValueError, TypeError, tf.errors.OpError):
+        return None
+    try:
+        made.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
+    except (ValueError, tf.errors.OpError) as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def has_xla_kernel(operation_type: str) -> bool:
+    """Returns whether XLA has a kernel for an operation, on some device."""
+    _start_xla()
+    listed = _kernels.get_registered_kernels_for_op(operation_type).kernel
+    return any(one.device_type.startswith("XLA") for one in listed)
+
+
+@functools.cache
+def _start_xla() -> None:
+    """Compiles a function, before which XLA registers no kernels."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        tf.function(lambda x: x + 1, jit_compile=True)(tf.constant(0))
 
 
 def run_independently(op: tf.Operation) -> None:

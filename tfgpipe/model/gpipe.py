@@ -92,6 +92,7 @@ def _compiled(name: str) -> Callable:
 
 
 _compile = _by_task("compile", is_task)
+_COMPILE_ARGUMENTS = [*inspect.signature(keras.Model.compile).parameters][1:]
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -279,9 +280,22 @@ class GPipe(Saving, Rehearsals):
 
     @functools.wraps(_compile)
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """See `keras.Model.compile`, or that of a task of KerasHub."""
+        """See `keras.Model.compile`, or that of a task of KerasHub.
+
+        `jit_compile` is for each cell: "auto", the default, has XLA compile all
+        of them if one is on an accelerator and Keras would compile the model.
+        """
         _compile(self, *args, **kwargs)
         self._notes.compiled_as = None
+        known = {**dict(zip(_COMPILE_ARGUMENTS, args)), **kwargs}
+        self.compile_cells(known.get("jit_compile", "auto"))
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """See `keras.Model`. "auto" stays so: another machine decides anew."""
+        config: dict[str, Any] = super().get_compile_config()
+        if "jit_compile" in config and self.compiles_by_default:
+            config["jit_compile"] = "auto"
+        return config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as a file says, in which a task has chosen all."""
@@ -290,6 +304,7 @@ class GPipe(Saving, Rehearsals):
                 own = internals.replaced(GPipe, "compile", keras.Model.compile)
                 stack.enter_context(own)
             super().compile_from_config(config)
+        self.compile_cells(config.get("jit_compile", "auto"))
 
     def save_to_preset(
         self,

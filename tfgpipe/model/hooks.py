@@ -38,6 +38,7 @@ from tfgpipe.devices import (
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
+from tfgpipe.graphs import NotCompilable
 from tfgpipe.micro_batches import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
@@ -170,7 +171,8 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         **kwargs: Any,
     ):
         super().__init__(arguments, **kwargs)
-        self._jit_cells = False
+        self._jit_cells: bool | str = False
+        self._is_refused_by_xla = False
         self._strategy = strategy
         self._has_default_m = has_default_m
         self._trial = Trial(arguments.trial)
@@ -432,9 +434,9 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         arguments = internals.compile_arguments(task)
         if arguments is self._notes.compiled_as:
             return
-        # XLA compiles cells for who compiles the pipeline so.
         known = {**arguments, "optimizer": task.optimizer, "jit_compile": False}
         super().compile(**known, auto_scale_loss=False)
+        self.compile_cells("auto")
         self._notes.compiled_as = arguments
 
     def build_optimizer(self) -> None:
@@ -517,12 +519,57 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
 
     @property
     def jit_compile(self) -> bool:
-        """Always False: `compile(jit_compile=True)` compiles each cell.
+        """Always False, as XLA must not compile the step as a whole.
 
-        On a TPU, cells are compiled in any case.
+        `compile(jit_compile=...)` says whether it compiles each cell: True,
+        False, or "auto", the default: where a cell is on an accelerator and
+        Keras would compile the model. On a TPU, cells are compiled in any
+        case.
         """
         return False
 
     @jit_compile.setter
     def jit_compile(self, value: Any) -> None:
-        self._jit_cells = value is True
+        # Not called with what it is, False: so `compile` says it once more.
+        self.compile_cells(value)
+
+    def compile_cells(self, value: bool | str) -> None:
+        """Takes the `jit_compile` that the user says."""
+        self._jit_cells = value
+        self._is_refused_by_xla = False
+
+    def compiled_if_possible(self, make: Callable[[bool], Any]) -> Any:
+        """Returns what a function makes that is told whether XLA compiles.
+
+        By default, a model that XLA cannot compile is left as it is, as a whole
+        and from then on: XLA draws other random numbers from a seed, so bits
+        would follow from the cells that it compiles.
+        """
+        is_default = self.compiles_by_default
+        if self.run_eagerly or (is_default and not self._would_compile()):
+            return make(False)
+        try:
+            return make(bool(self._jit_cells))
+        except NotCompilable as error:
+            if not is_default:
+                raise
+            failures.inform(
+                f"XLA compiles no cell of '{self.name}'. {error.layer}: "
+                f"{error.cause}."
+            )
+            self._is_refused_by_xla = True
+            return make(False)
+
+    @property
+    def compiles_by_default(self) -> bool:
+        """Whether nobody has said if XLA compiles the cells."""
+        return self._jit_cells == "auto"
+
+    def _would_compile(self) -> bool:
+        """Returns whether Keras would compile the model on its devices."""
+        devices = (d for row in self._arguments.grid for d in row)
+        return (
+            names.has_accelerator(devices)
+            and not self._is_refused_by_xla
+            and internals.layers_support_jit(self)
+        )

@@ -269,16 +269,20 @@ class Rehearsals(TrainingSteps):
         x, *labels = given
         head, loss = self._loss_of(given, training=True)
         watched: Any = _WatchedHead(head)
-        batch: Any = mini_batch_of(
-            built,
-            built.as_taken(x),
-            labels,
-            watched,
-            True,
-            self._jit_cells,
-            cls=_BatchBySections,
-        )
-        run = pipeline_of(built, batch, loss, None)
+
+        def begun(compiles: bool) -> tuple[Any, Pipeline]:
+            batch = mini_batch_of(
+                built,
+                built.as_taken(x),
+                labels,
+                watched,
+                True,
+                compiles,
+                cls=_BatchBySections,
+            )
+            return batch, pipeline_of(built, batch, loss, None)
+
+        batch, run = self.compiled_if_possible(begun)
         run.forward()
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))

@@ -430,11 +430,15 @@ class TrainingSteps(Hooks):
         `labels` are y and sample_weight, nests or None; `loss` is what the head
         does not compute of it, or None.
         """
-        built, trial = self.built_for("a step"), self._trial
-        traced = mini_batch_of(
-            built, x, labels, head, training, self._jit_cells, trial
-        )
-        return pipeline_of(built, traced, loss, self._step_notes.clock)
+        built, clock = self.built_for("a step"), self._step_notes.clock
+
+        def pipeline(compiles: bool) -> Pipeline:
+            traced = mini_batch_of(
+                built, x, labels, head, training, compiles, self._trial
+            )
+            return pipeline_of(built, traced, loss, clock)
+
+        return self.compiled_if_possible(pipeline)
 
     def _update(
         self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any

@@ -305,7 +305,10 @@ class MiniBatch:
         counts = self.replicas.counts
         for k, shard in shards_of(self.cells, schedule_of(max(counts))).items():
             facts[k] = facts[k]._replace(shard=shard)
-        return lower(schedule_of, facts, self.remat, counts)
+        program = lower(schedule_of, facts, self.remat, counts)
+        for k in {op.cell for op in program.ops if op.keeps}:
+            tasks[k].functions.check_kept()
+        return program
 
     def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
         """The cells that have trained weights, and those behind them."""

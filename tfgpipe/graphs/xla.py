@@ -1,0 +1,102 @@
+"""Says what of a model's graph XLA cannot compile, before anything runs.
+
+XLA compiles a function when it is first called. In the middle of a step that is
+too late: some devices have worked already. TensorFlow's registry of kernels
+tells which operations XLA does not know: strings, lookups, Python functions.
+The graph is also translated for XLA, which neither compiles nor runs anything:
+so XLA tells which sizes follow from values.
+
+Known limits: a size that the trace does not know is taken for `_SIZE`. A graph
+that uses tables or other resources is not translated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.graphs.bundle import tensors
+from tfgpipe.graphs.parts import Part
+
+# Stands for a number of rows, or of positions, that is not known.
+_SIZE = 4
+
+# How XLA names the operation that it cannot compile.
+_NODE = re.compile(r"node (?:`|\{\{node )([\w./>-]+)")
+
+
+class NotCompilable(ValueError):
+    """Says that XLA cannot compile a model, and names the cause."""
+
+    def __init__(self, layer: str, cause: str):
+        super().__init__(
+            "`jit_compile` must be False for a model that XLA cannot compile. "
+            f"Received: {layer}: {cause}. Leave `jit_compile` out, or pass "
+            "False to `compile`."
+        )
+        self.layer, self.cause = layer, cause
+
+
+def check_compilable(parts: Sequence[Part]) -> None:
+    """Refuses a model that XLA cannot compile.
+
+    Raises:
+        NotCompilable: With the layer, the operation, and the cause.
+    """
+    operations = parts[0].whole.operations
+    places = parts[0].whole.places
+    for part in parts:
+        for name in sorted(
+            part.forward | part.backward, key=places.__getitem__
+        ):
+            kind = operations[places[name]].type
+            if kind != "Placeholder" and not internals.has_xla_kernel(kind):
+                cause = f"it runs {kind}, for which XLA has no kernel"
+                raise NotCompilable(_layer(part, name), cause)
+    refusal = _refusal(parts)
+    if refusal is not None:
+        name = next(iter(_NODE.findall(refusal)), "")
+        raise NotCompilable(_layer(parts[0], name), _in_short(refusal))
+
+
+def _refusal(parts: Sequence[Part]) -> str | None:
+    """Returns XLA's words if it cannot translate the graph."""
+    traced, whole = parts[0].traced, parts[0].whole
+    inputs = [
+        op.outputs[0] for op in whole.operations if op.type == "Placeholder"
+    ]
+    if any(t.shape.rank is None or t.dtype == tf.resource for t in inputs):
+        return None  # XLA translates functions of tensors of a known rank
+    names = set().union(*(part.forward | part.backward for part in parts))
+    definition = whole.definition_of(names - {t.op.name for t in inputs})
+    gradients = [t for part in parts for t in tensors(part.dw)]
+    wanted = [t for t in (*traced.results, *gradients) if t.op.name in names]
+    results = list(dict.fromkeys(t.name for t in wanted))
+
+    def function(*values: tf.Tensor) -> list[tf.Tensor]:
+        known = {t.name: value for t, value in zip(inputs, values)}
+        return internals.import_definition(definition, known, results)
+
+    specs = [
+        tf.TensorSpec([n or _SIZE for n in t.shape.as_list()], t.dtype)
+        for t in inputs
+    ]
+    with internals.outside_functions():
+        return internals.xla_refusal(function, specs)
+
+
+def _layer(part: Part, name: str) -> str:
+    """Names the layer that runs an operation, or whose gradient does."""
+    place = part.made.places.get(name)
+    if place is None:
+        return "the model"
+    return str(part.traced.section_of(place).words)
+
+
+def _in_short(refusal: str) -> str:
+    """Returns the first sentence of XLA's words."""
+    text = refusal.split("\n")[0].removeprefix("Failed getting HLO text: '")
+    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", text).rstrip("'. ")
