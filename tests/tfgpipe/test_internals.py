@@ -1801,3 +1801,25 @@ def test_masks_are_hung_on_tensors():
     assert internals.get_mask(tensor) is None
     internals.set_mask(tensor, tf.constant([[True, True, False]] * 2))
     assert internals.get_mask(tensor).shape == (2, 3)
+
+
+# ------------------------------------------------------------------------- XLA
+def test_xla_says_what_it_cannot_translate_and_what_it_has_no_kernel_for():
+    spec = tf.TensorSpec((2, 3), "float32")
+    assert internals.xla_refusal(lambda x: tf.tanh(x), [spec]) is None
+    by_value = internals.xla_refusal(
+        lambda x: tf.range(tf.cast(tf.reduce_max(x), "int32")), [spec]
+    )
+    assert "node `range` with op Range" in by_value
+    unfit = internals.xla_refusal(lambda x: tf.ensure_shape(x, (1,)), [spec])
+    assert unfit is None
+    assert internals.has_xla_kernel("MatMul")
+    assert not internals.has_xla_kernel("StringJoin")
+
+
+def test_layers_support_jit_as_keras_says_of_all_but_the_model():
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.supports_jit = False
+    assert internals.layers_support_jit(model)
+    model.layers[0].supports_jit = False
+    assert not internals.layers_support_jit(model)

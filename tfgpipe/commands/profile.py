@@ -49,7 +49,10 @@ flags.DEFINE_float(
     flag_values=FLAGS,
 )
 flags.DEFINE_boolean(
-    "jit_compile", False, "Let XLA compile the tasks.", flag_values=FLAGS
+    "jit_compile",
+    None,
+    "Let XLA compile the tasks. Default: on accelerators.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_string(
     "optimizer",
@@ -72,13 +75,14 @@ def run(values: flags.FlagValues) -> None:
         model.known_inputs(), values.batch_size, values.num_ids
     )
     with doing("measuring"):
+        compiles = values.jit_compile
         found = tfgpipe.profile(
             model.layers,
             x,
             micro_batch_sizes=sizes,
             device=values.device,
             seconds=values.seconds,
-            jit_compile=values.jit_compile,
+            jit_compile="auto" if compiles is None else compiles,
             optimizer=values.optimizer,
         )
     print(found)

@@ -38,7 +38,6 @@ from tfgpipe.devices import (
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
-from tfgpipe.graphs import NotCompilable
 from tfgpipe.micro_batches import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
@@ -538,34 +537,12 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         self._jit_cells = value
         self._is_refused_by_xla = False
 
-    def compiled_if_possible(self, make: Callable[[bool], Any]) -> Any:
-        """Returns what a function makes that is told whether XLA compiles.
-
-        By default, a model that XLA cannot compile is left as it is, as a whole
-        and from then on: XLA draws other random numbers from a seed, so bits
-        would follow from the cells that it compiles.
-        """
-        is_default = self.compiles_by_default
-        if self.run_eagerly or (is_default and not self._would_compile()):
-            return make(False)
-        try:
-            return make(bool(self._jit_cells))
-        except NotCompilable as error:
-            if not is_default:
-                raise
-            failures.inform(
-                f"XLA compiles no cell of '{self.name}'. {error.layer}: "
-                f"{error.cause}."
-            )
-            self._is_refused_by_xla = True
-            return make(False)
-
     @property
     def compiles_by_default(self) -> bool:
         """Whether nobody has said if XLA compiles the cells."""
         return self._jit_cells == "auto"
 
-    def _would_compile(self) -> bool:
+    def would_compile(self) -> bool:
         """Returns whether Keras would compile the model on its devices."""
         devices = (d for row in self._arguments.grid for d in row)
         return (

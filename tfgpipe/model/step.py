@@ -25,7 +25,8 @@ from tfgpipe.devices import (
     update_on_devices,
     updates_slices_alike,
 )
-from tfgpipe.failures import one_step, setting
+from tfgpipe.failures import inform, one_step, setting
+from tfgpipe.graphs import NotCompilable
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -439,6 +440,28 @@ class TrainingSteps(Hooks):
             return pipeline_of(built, traced, loss, clock)
 
         return self.compiled_if_possible(pipeline)
+
+    def compiled_if_possible(self, make: Callable[[bool], Any]) -> Any:
+        """Returns what a function makes that is told whether XLA compiles.
+
+        By default, a model that XLA cannot compile is left as it is, as a whole
+        and from then on: XLA draws other random numbers from a seed, so bits
+        would follow from the cells that it compiles.
+        """
+        is_default = self.compiles_by_default
+        if self.run_eagerly or (is_default and not self.would_compile()):
+            return make(False)
+        try:
+            return make(bool(self._jit_cells))
+        except NotCompilable as error:
+            if not is_default:
+                raise
+            inform(
+                f"XLA compiles no cell of '{self.name}'. {error.layer}: "
+                f"{error.cause}."
+            )
+            self._is_refused_by_xla = True
+            return make(False)
 
     def _update(
         self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any

@@ -69,7 +69,7 @@ def profile(
     micro_batch_sizes: Sequence[int] | None = None,
     device: Any = None,
     seconds: float = 30.0,
-    jit_compile: bool = False,
+    jit_compile: bool | str = "auto",
     optimizer: Any = "adam",
     verbose: str | int = "auto",
 ) -> Profile:
@@ -95,8 +95,8 @@ def profile(
         seconds: For how long to measure, all in all, without what is traced
             and compiled; three times as long where measurements do not agree.
             Every task runs three times at least.
-        jit_compile: Whether XLA compiles the tasks, as `compile` can ask for.
-            On a TPU, it always does.
+        jit_compile: Whether XLA compiles the tasks, as in `compile`: True,
+            False, or "auto", on accelerators only. On a TPU, it always does.
         optimizer: Whose slots are counted; None for none.
         verbose: 1 for a progress bar, 2 for a line a layer, 0 for silence.
 
@@ -120,7 +120,9 @@ def profile(
     ... )
     """
     seconds = checked_positive("seconds", seconds, "for how long to measure")
-    checked_bool("jit_compile", jit_compile)
+    is_default = isinstance(jit_compile, str) and jit_compile == "auto"
+    if not is_default:
+        checked_bool("jit_compile", jit_compile)
     verbose = _checked_verbose(verbose)
     num_slot_bytes = slot_bytes_of(optimizer)
     source = source_of(layers)
@@ -130,8 +132,9 @@ def profile(
     data = inputs_lib.as_tensors(x, y)
     check_rows(*data, None)
     sizes = _sizes(micro_batch_sizes, first_tensor(data[0]).shape[0])
+    compiles = names.has_accelerator([name]) if is_default else jit_compile
     setting = MeasureSetting(
-        name, jit_compile or names.only_compiles([name]), seconds
+        name, bool(compiles) or names.only_compiles([name]), seconds
     )
     with (
         internals.outside_functions(),

@@ -220,7 +220,7 @@ def test_progress_is_shown_if_asked_for(capsys):
         ({"x": iter([])}, "`x` and `y` must be arrays"),
         ({"optimizer": "gradually"}, "gradually"),
         ({"x": {}}, "`x` must hold the inputs"),
-        ({"jit_compile": "auto"}, "`jit_compile` must be True or False"),
+        ({"jit_compile": "on"}, "`jit_compile` must be True or False"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_measured(
