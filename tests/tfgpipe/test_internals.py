@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
+from keras.src.saving import saving_lib
 from keras.src.trainers import trainer
 from keras.src.utils import model_visualization
 from keras_versions import KEEPS_ORDER_OF_WEIGHTS
@@ -1122,6 +1123,92 @@ def test_model_that_holds_has_its_layers_first_in_files(tmp_path):
         assert "a_dense" not in file
 
 
+def test_variables_of_a_model_are_called_after_another_one():
+    class Model(internals.HoldingModel):
+        other = None
+
+        def build(self, input_shape):
+            self.inner = kl.Dense(1, name="inner")
+            self.inner.build((None, 2))
+
+        def _named_after(self):
+            return self.other
+
+    model = Model(name="one")
+    model.build(None)
+    assert model.inner.kernel.path == "one/inner/kernel"
+    named = Model(name="one")
+    named.other = keras.Sequential(name="another")
+    named.build(None)
+    assert named.inner.kernel.path == "another/inner/kernel"
+
+
+def test_files_hold_what_is_said_of_a_class(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving_lib, "_walk_saveable", saving_lib._walk_saveable)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = kl.Dense(1)
+            self.w = self.add_weight(name="w")
+
+        def call(self, x):
+            return self.inner(x)
+
+    class Other(Model):
+        has = None
+
+        def load_own_variables(self, store):
+            self.has = [
+                internals.has_group(store, n) for n in ("inner", "named", "x")
+            ]
+            super().load_own_variables(store)
+
+    def parts(model):
+        for name, part in internals.saved_parts(model):
+            yield ("named" if name == "inner" else name), part
+
+    internals.save_by(Other, parts)
+    for cls, name in (Model, "inner"), (Other, "named"):
+        model = cls()
+        model(np.ones((1, 2)))
+        model.save_weights(tmp_path / "m.weights.h5")
+        with h5py.File(tmp_path / "m.weights.h5") as file:
+            assert f"{name}/vars/0" in file
+            assert "0" in file["vars"]
+        model.load_weights(tmp_path / "m.weights.h5")
+    assert model.has == [False, True, False]
+    # In several files, and inside of another model.
+    model.save_weights(tmp_path / "m.weights.json", max_shard_size=1)
+    model.load_weights(tmp_path / "m.weights.json")
+    assert model.has == [False, True, False]
+    outer = keras.Sequential([model])
+    outer.build((None, 2))
+    outer.save_weights(tmp_path / "m.weights.h5")
+    outer.load_weights(tmp_path / "m.weights.h5")
+    assert model.has == [False, True, False]
+
+
+def test_weights_of_a_layer_itself_are_told_from_those_inside():
+    model = keras.Sequential([kl.Dense(1)])
+    assert not internals.has_all_weights(model)
+    model.layers[0].build((None, 2))
+    assert internals.has_all_weights(model) and not model.built
+    assert internals.direct_variables(model) == []
+    norm = kl.BatchNormalization()
+    norm.build((None, 2))
+    assert internals.direct_variables(norm) == norm.weights
+
+
+def test_xla_takes_models_of_layers_that_it_takes():
+    model = keras.Sequential([kl.Dense(1)])
+    model.supports_jit = False
+    assert internals.supports_jit(model)
+    model.layers[0].supports_jit = False
+    assert not internals.supports_jit(model)
+    assert model.supports_jit is False
+
+
 def test_function_that_wraps_one_of_keras_is_not_keras():
     plain = keras.losses.mean_squared_error
     assert internals.is_keras_function(plain)
@@ -1815,11 +1902,3 @@ def test_xla_says_what_it_cannot_translate_and_what_it_has_no_kernel_for():
     assert unfit is None
     assert internals.has_xla_kernel("MatMul")
     assert not internals.has_xla_kernel("StringJoin")
-
-
-def test_layers_support_jit_as_keras_says_of_all_but_the_model():
-    model = keras.Sequential([keras.layers.Dense(2)])
-    model.supports_jit = False
-    assert internals.layers_support_jit(model)
-    model.layers[0].supports_jit = False
-    assert not internals.layers_support_jit(model)

@@ -23,6 +23,7 @@ from keras.src.backend.common import global_state as _global_state
 from keras.src.backend.common import masking as _masking
 from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
+from keras.src.saving import saving_lib as _saving
 from keras.src.trainers import trainer as _trainer
 from keras.src.utils import model_visualization as _visualization
 
@@ -1114,23 +1115,6 @@ def direct_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 _watches: list[Any] = []
-_model_supports_jit = _trainer.model_supports_jit
-
-
-class _Layers:
-    """Layers, as Keras asks a model for them."""
-
-    def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
-        self._layers = layers
-
-    def _flatten_layers(self) -> Sequence[keras.layers.Layer]:
-        return self._layers
-
-
-def layers_support_jit(model: keras.Model) -> bool:
-    """Returns whether Keras would have XLA compile all layers of a model."""
-    layers = [layer for layer in flat_layers(model) if layer is not model]
-    return _model_supports_jit(_Layers(layers))
 
 
 def watch_calls(
@@ -1154,9 +1138,7 @@ def watch_calls(
         (keras.layers.Layer, "add_weight", added),
     ):
         setattr(cls, name, _inside(getattr(cls, name), around))
-    _trainer.model_supports_jit = lambda m: (
-        _model_supports_jit(m) and not spans(m)
-    )
+    _trainer.model_supports_jit = lambda m: _supports_jit(m) and not spans(m)
     jit_compile = keras.Model.jit_compile
 
     def is_compiled(model: Any) -> bool:
@@ -1397,6 +1379,81 @@ class HoldingModel(keras.Model):
     def _obj_type(self) -> str:
         """By which files have the layers first, and then what it holds."""
         return "Functional"
+
+    def _named_after(self) -> keras.Model | None:
+        """The model by whose name variables are called; None for this one."""
+
+    def _open_name_scope(self) -> Any:
+        """Called when it is built or called: paths of variables follow."""
+        model = self._named_after()
+        if model is None:
+            return super()._open_name_scope()
+        return model._open_name_scope()
+
+
+def has_all_weights(model: keras.Model) -> bool:
+    """Whether all layers of a model are built, and none will get weights.
+
+    A `keras.Sequential` has those of its layers, built or not.
+    """
+    return all(
+        layer.built or isinstance(layer, keras.Sequential)
+        for layer in model._flatten_layers()
+    )
+
+
+def direct_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The variables of a layer itself, by `add_weight`, in files' order."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+_parts = _saving._walk_saveable
+
+
+def saved_parts(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """Returns the attributes that Keras looks into to save a model.
+
+    With their names, and in the order of a file, which has of them what can be
+    saved.
+    """
+    found: Iterator[tuple[str, Any]] = _parts(model)
+    return found
+
+
+def save_by(
+    cls: type, parts: Callable[[Any], Iterator[tuple[str, Any]]]
+) -> None:
+    """Has Keras save, and load, what `parts` returns of models of a class.
+
+    Elsewhere than `saved_parts`, which Keras would.
+    """
+
+    def walk(saved: Any) -> Iterator[tuple[str, Any]]:
+        return parts(saved) if isinstance(saved, cls) else _parts(saved)
+
+    _saving._walk_saveable = walk
+
+
+def has_group(store: Any, name: str) -> bool:
+    """Whether a file has something by a name, in a model or a layer.
+
+    `store` is what the `load_own_variables` of the model gets.
+    """
+    path = getattr(store, "_h5_entry_path", None) or ""
+    if not hasattr(store, "has_path"):  # before Keras 3.14
+        return f"{store.path}/{name}".strip("/") in store.h5_file
+    found: bool = store.has_path(f"{path}/{name}".strip("/"))
+    return found
+
+
+_supports_jit = _trainer.model_supports_jit
+
+
+def supports_jit(model: keras.Model) -> bool:
+    """Whether XLA may compile the layers of a model, one by one."""
+    with replaced(model, "supports_jit", True):
+        found: bool = _supports_jit(model)
+        return found
 
 
 class BuiltBeforeTracing(keras.Model):

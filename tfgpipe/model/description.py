@@ -13,7 +13,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -24,6 +24,7 @@ from tfgpipe.arguments import Arguments
 from tfgpipe.devices import placement
 from tfgpipe.micro_batches import shapes
 from tfgpipe.model.build import Built
+from tfgpipe.model.face import Face
 from tfgpipe.schedules import Rule, Schedule
 
 # Keras itself refuses other `layers`.
@@ -34,29 +35,12 @@ _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
 }
 
 
-def _holds_layers(value: Any, model: keras.Model) -> bool:
-    """Whether a value is, or is a nest of, a layer that the graph has not."""
-    if isinstance(value, keras.layers.Layer):
-        return all(value is not own for own in model.operations)
-    if isinstance(value, dict):
-        value = [*value.values()]
-    return isinstance(value, (list, tuple)) and any(
-        _holds_layers(one, model) for one in value
-    )
-
-
-class Description(internals.HoldingModel):
+class Description(Face):
     """The part of `GPipe` that tells what it is, without running it."""
 
     def __init__(self, arguments: Arguments, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.sequence = arguments.source.layers
+        super().__init__(arguments, **kwargs)
         self._built: Built | None = None
-        self._arguments = arguments
-
-    @property
-    def _source(self) -> Any:
-        return self._arguments.source
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses to change what cells and programs were made by."""
@@ -82,30 +66,6 @@ class Description(internals.HoldingModel):
                 f"{value!r}. Set `model.model.{name}` instead."
             )
         super().__setattr__(name, value)
-
-    def _held(self, name: str) -> Any:
-        """What the model has by a name, if layers besides its graph are in it.
-
-        A task of KerasHub has its `preprocessor`.
-        """
-        if name.startswith(internals.OF_TRACKING):
-            return None
-        arguments = vars(self).get("_arguments")
-        model = None if arguments is None else arguments.source.model
-        try:
-            value = getattr(model, name)
-        except Exception:  # Keras, too, passes by what raises, to save
-            return None
-        is_held = model is not None and _holds_layers(value, model)
-        return value if is_held else None
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Layers that the model holds besides its graph."""
-            value = self._held(name)
-            # A property that has no value has an error that says why.
-            return super().__getattribute__(name) if value is None else value
 
     @property
     def num_partitions(self) -> int:
@@ -180,48 +140,15 @@ class Description(internals.HoldingModel):
     def model(self) -> keras.Model:
         """A plain model of Keras with these layers, and so their weights.
 
-        The functional model that it was made of; of a list of layers, one that
-        begins at its `input` and ends at its `output`, once it is built.
-        `model.save` writes a file that plain Keras loads.
+        The model that it was made of; of a list of layers, or a
+        `keras.Sequential` that is not built, one that begins at its `input` and
+        ends at its `output`, once it is built. `model.save` writes a file that
+        plain Keras loads.
         """
-        model = self._source.model
+        model = self.user_model
+        if isinstance(model, keras.Sequential) and not model.built:
+            model = None
         return self._known("model") if model is None else model
-
-    def _functional(self, what: str) -> keras.Model:
-        """The functional model that it was made of, which has something.
-
-        Raises:
-            AttributeError: If it was made of a list of layers. Keras asks by
-                `hasattr`.
-        """
-        model = self._source.model
-        if model is None:
-            raise AttributeError(
-                f"A `GPipe` of a functional model has `{what}`. Received: "
-                f"'{self.name}', which was made of a list of layers. See "
-                "`model.layers`."
-            )
-        return model
-
-    @property
-    def operations(self) -> list[Any]:
-        """The operations of the `model`, layers among them."""
-        return self._functional("operations").operations
-
-    @property
-    def layers(self) -> list[keras.layers.Layer]:
-        """The layers, each once; in the order of the `model`, if it has one.
-
-        What a subclass holds besides is in its attributes.
-        """
-        model = self._source.model
-        own = {id(layer): layer for layer in self.sequence}
-        return [*own.values()] if model is None else model.layers
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the `model`'s outputs, for losses and labels."""
-        return self._functional("output_names").output_names
 
     def _known(self, name: str) -> Any:
         # Keras, and users, ask by `hasattr`: no other error will do.

@@ -288,7 +288,9 @@ class GPipe(Saving, Rehearsals):
         _compile(self, *args, **kwargs)
         self._notes.compiled_as = None
         known = {**dict(zip(_COMPILE_ARGUMENTS, args)), **kwargs}
-        self.compile_cells(known.get("jit_compile", "auto"))
+        value = known.get("jit_compile", "auto")
+        if value is not True:  # which Keras has set
+            self.compile_cells(value)
 
     def get_compile_config(self) -> dict[str, Any]:
         """See `keras.Model`. "auto" stays so: another machine decides anew."""
@@ -304,7 +306,8 @@ class GPipe(Saving, Rehearsals):
                 own = internals.replaced(GPipe, "compile", keras.Model.compile)
                 stack.enter_context(own)
             super().compile_from_config(config)
-        self.compile_cells(config.get("jit_compile", "auto"))
+        if config.get("jit_compile", "auto") is not True:
+            self.compile_cells(config.get("jit_compile", "auto"))
 
     def save_to_preset(
         self,

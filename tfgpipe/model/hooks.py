@@ -17,6 +17,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -337,8 +338,8 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                     as_specs(sample_weight),
                 )
             self._place_new()  # an optimizer knows where they are
-            if all(layer.built for layer in internals.flat_layers(self)):
-                self.build_optimizer()  # else when the loss has called them
+            if internals.has_all_weights(self):
+                self.build_optimizer()  # else when the step has called them
 
     def _overlapping(self, function: Callable) -> Callable:
         """A training function whose first mini-batch is looked at."""
@@ -529,13 +530,20 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
 
     @jit_compile.setter
     def jit_compile(self, value: Any) -> None:
-        # Not called with what it is, False: so `compile` says it once more.
+        # Not called with what it is, False, which `compile` says once more.
         self.compile_cells(value)
 
     def compile_cells(self, value: bool | str) -> None:
         """Takes the `jit_compile` that the user says."""
         self._jit_cells = value
         self._is_refused_by_xla = False
+        if value is True and not internals.supports_jit(self):
+            self._jit_cells = False
+            warnings.warn(  # in Keras's words
+                "Model doesn't support `jit_compile=True`. "
+                "Proceeding with `jit_compile=False`.",
+                stacklevel=2,
+            )
 
     @property
     def compiles_by_default(self) -> bool:
@@ -548,5 +556,5 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         return (
             names.has_accelerator(devices)
             and not self._is_refused_by_xla
-            and internals.layers_support_jit(self)
+            and internals.supports_jit(self)
         )

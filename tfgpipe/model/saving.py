@@ -379,18 +379,6 @@ class Saving(Hooks):
             check_adapters(adapters, internals.num_adapters(model))
         return model
 
-    def __dir__(self) -> list[str]:
-        """All names but two: Keras saves and loads what it finds here.
-
-        The layers are found as `layers`, each once. A layer that failed to
-        load would be looked for a second time, with an error that says less.
-        What else the model holds is found where the model has it.
-        """
-        others = {"sequence", "model"}
-        found = [name for name in super().__dir__() if name not in others]
-        names = {*dir(self._source.model)} - {*found, *others}
-        return [*found, *(name for name in names if hasattr(self, name))]
-
     def export(
         self,
         filepath: Any,

@@ -439,7 +439,13 @@ class TrainingSteps(Hooks):
             )
             return pipeline_of(built, traced, loss, clock)
 
-        return self.compiled_if_possible(pipeline)
+        run = self.compiled_if_possible(pipeline)
+        if training:
+            # All that has weights was called now: before the loss is scaled,
+            # as Keras's second trace finds an optimizer that is built.
+            with internals.outside_functions():
+                self.build_optimizer()
+        return run
 
     def compiled_if_possible(self, make: Callable[[bool], Any]) -> Any:
         """Returns what a function makes that is told whether XLA compiles.
@@ -467,8 +473,6 @@ class TrainingSteps(Hooks):
         self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
     ) -> None:
         """Applies the gradients, each on the device of its variable."""
-        with internals.outside_functions():
-            self.build_optimizer()  # of what was built by the loss, too
         pairs = self._gradients(run, loss)
         if not pairs:
             warnings.warn(
@@ -635,16 +639,6 @@ class TrainingSteps(Hooks):
         """How many of the last mini-batches were skipped, up to now."""
         skips = self._notes.skips
         return 0 if skips is None else skips.in_a_row
-
-    @property
-    def metrics(self) -> list[Any]:
-        """As Keras has them of the model that this was made of."""
-        found: list[Any] = super().metrics
-        model = self._source.model
-        if model is None:
-            return found
-        end = len(internals.own_metrics(self))
-        return [*found[:end], *internals.held_metrics(model), *found[end:]]
 
     def reset_metrics(self) -> None:
         """Starts the metrics anew, as `fit` does when an epoch begins."""

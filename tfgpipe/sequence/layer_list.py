@@ -45,6 +45,7 @@ class LayerList(Source):
     def __init__(self, items: Any, models: Sequence[keras.Model] = ()):
         super().__init__()
         self.models = models
+        self.user_model = models[0] if models else None
         self.layers = []
         self._is_explained = False
         found = list(items) if isinstance(items, (list, tuple)) else []
@@ -126,7 +127,13 @@ class LayerList(Source):
         return super().cut(costs, num_partitions)
 
     def config(self) -> dict[str, Any]:
-        """The layers as plain values; a layer that comes again is one."""
+        """The layers as plain values; a layer that comes again is one.
+
+        Or their model, if it has weights beside theirs.
+        """
+        model = self.user_model
+        if model is not None and internals.direct_variables(model):
+            return {"model": keras.saving.serialize_keras_object(model)}
         first = internals.input_layer(self.input_spec)
         once = list({id(la): la for la in self.layers}.values())
         return {

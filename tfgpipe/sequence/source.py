@@ -224,7 +224,7 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
             warnings.filterwarnings("ignore", r"`compile\(\)` was not called")
             model = made(config.pop("model"))
         _check_model(model)
-        if _has_own_call(model):
+        if isinstance(model, keras.Sequential) or _has_own_call(model):
             return model
         whole = WholeModel(model)
         whole.check_read(config.pop("graph", None))

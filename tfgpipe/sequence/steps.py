@@ -55,7 +55,9 @@ class Source:
 
     Attributes:
         layers: The Keras layers.
-        model: The model that they are of; None for a list.
+        model: The model that they are of; None for a list, and for what is
+            called as one.
+        user_model: The model that the user gave; None for a list.
         calls: The calls that the user counts; empty for a model with its own
             `call`.
         costs: For each what the user said of its cost, or None.
@@ -70,6 +72,7 @@ class Source:
 
     layers: list[keras.layers.Layer]
     model: keras.Model | None
+    user_model: keras.Model | None
     models: Sequence[keras.Model]
 
     def __init__(self) -> None:

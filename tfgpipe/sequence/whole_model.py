@@ -55,7 +55,7 @@ class WholeModel(Source):
 
     def __init__(self, model: keras.Model):
         super().__init__()
-        self.model = model
+        self.model = self.user_model = model
         self.models = []
         self.trainer: Callable[[], Any] = lambda: None
         self.layers = [model]
