@@ -33,7 +33,8 @@ from tfgpipe import internals
 from tfgpipe.devices import names
 from tfgpipe.graphs import as_tensor, is_continuous
 from tfgpipe.graphs import gradient_sums as sums
-from tfgpipe.micro_batches import structure_of
+from tfgpipe.loss.row_wise import refusals
+from tfgpipe.micro_batches import as_specs, structure_of
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 
@@ -65,12 +66,44 @@ class Objective:
 
         So for what hangs on them, and for each of the layers' own losses.
         """
+        self._check_parts(batch)
         traced = batch.traced
         count = len(traced.handed_out) - len(traced.outputs)
         has_outputs = [t is not None for t in traced.outputs]
         return (
             [*has_outputs, *[False] * count],
             [True] * len(batch.results.extra_specs()),
+        )
+
+    def _check_parts(self, batch: MiniBatch) -> None:
+        """Refuses parts of a head that has no loss."""
+        count = batch.cells[-1].head_parts
+        if count > 1 and not batch.has_parts:
+            raise ValueError(
+                "`head_parts` must be 1 where the loss needs the outputs of "
+                f"the whole mini-batch. Received: head_parts={count} and a "
+                "loss that does not add up over rows: "
+                + self._words_of_loss(
+                    "a function of your own, a loss over the batch, or a "
+                    "`compute_loss` of the model"
+                )
+                + "; or leave `head_parts` out."
+            )
+
+    def _words_of_loss(self, otherwise: str) -> str:
+        """What the loss of whole mini-batches is, and what may be done."""
+        y, sample_weight = map(as_specs, self._data[1:])
+        y_pred = self._model.built_for("a step").output_spec
+        found = refusals(self._model, y, y_pred, sample_weight)
+        if found:
+            return (
+                f"{' and '.join(found)}, so that `is_row_wise = True` cannot "
+                "be. Change that, or pass a loss class of Keras"
+            )
+        return (
+            f"{otherwise}. Pass a loss class of Keras; or say "
+            "`is_row_wise = True` in a class of your own whose `call` returns "
+            "a value for each row"
         )
 
     def start(self, run: Pipeline) -> LossGradients:
@@ -350,14 +383,14 @@ class WholeMiniBatchLoss(Objective):
             raise ValueError(
                 "`schedule` must run all forward tasks first for a loss of "
                 "whole mini-batches, which cannot be added up. Received: a "
-                "schedule whose backward pass starts earlier. Pass "
-                'schedule="gpipe", or a loss class of Keras; or say '
-                "`is_row_wise = True` in a class of your own whose `call` "
-                "returns a value for each row."
+                "schedule whose backward pass starts earlier, and "
+                + self._words_of_loss("such a loss")
+                + '; or pass schedule="gpipe".'
             )
 
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """Traces the loss once, for nothing but what it depends on."""
+        self._check_parts(batch)
         found: list[_Loss] = []
         results = batch.results
 

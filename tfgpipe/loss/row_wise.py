@@ -112,6 +112,9 @@ _COUNTERS = (
     keras.metrics.TruePositives,
 )
 
+# What a loss may do once for each micro-batch, if it says `is_row_wise`.
+_TOLD = {"Print", "PrintV2"}
+
 _MANY_ROWS = 7919  # a prime, which no other axis has
 
 
@@ -132,12 +135,24 @@ def loss_adds_up(
         return False  # of several losses for one tensor Keras may drop some
     if not _has_feature_axis(y_pred):
         return False
-    calls: list[bool] = []
+    data = y, y_pred, sample_weight
+    return all(_look_at_losses(compiled, data, _is_rowwise_loss))
 
-    # Keras finds the labels of each loss, which is then only looked at.
+
+def _look_at_losses(
+    compiled: Any,
+    data: tuple[Any, Any, Any],
+    look: Callable[[Any, Any, Any], bool],
+) -> list[bool]:
+    """What `look` returns of each loss, its labels and its outputs.
+
+    Keras finds those of each loss in `data`: y, y_pred and sample_weight.
+    """
+    found: list[bool] = []
+
     def replace(_: int, loss: Any) -> Callable:
         def check(y: Any, y_pred: Any, sample_weight: Any) -> Any:
-            calls.append(_is_rowwise_loss(loss, y, y_pred))
+            found.append(look(loss, y, y_pred))
             return tf.zeros([])
 
         return check
@@ -147,8 +162,8 @@ def loss_adds_up(
         keras.StatelessScope(),  # for Keras's trackers
         internals.replaced_losses(compiled, replace),
     ):
-        compiled(y, y_pred, sample_weight)
-    return all(calls)
+        compiled(*data)
+    return found
 
 
 def has_own_scale(optimizer: Any) -> bool:
@@ -185,12 +200,10 @@ def _has_feature_axis(y_pred: Any) -> bool:
 
 
 def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
-    if _has_own_call(loss) or loss.reduction not in _REDUCTIONS:
-        return False
-    if internals.function_arguments(loss).get("axis", -1) != -1:
+    if _refusal(loss, y, y_pred) is not None:
         return False
     if getattr(loss, "is_row_wise", False):
-        return _adds_up(loss, y, y_pred)
+        return True
     if tree.is_nested(y) or tree.is_nested(y_pred) or y is None:
         return False
     function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
@@ -203,13 +216,45 @@ def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
     return _fits_squeezed(y.shape, y_pred.shape)
 
 
-def _adds_up(loss: Any, y: Any, y_pred: Any) -> bool:
-    """Whether a loss that says so does treat every row by itself.
+def refusals(
+    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+) -> list[str]:
+    """Says of losses that say `is_row_wise = True` why that cannot be.
+
+    The arguments are those of `loss_adds_up`.
+    """
+    compiled = internals.compiled_loss(model)
+    if compiled is None or internals.overrides(model, "compute_loss"):
+        return []
+    found: list[str] = []
+
+    def look(loss: Any, y: Any, y_pred: Any) -> bool:
+        why = _refusal(loss, y, y_pred)
+        if why is None and not _has_feature_axis(y_pred):
+            why = "gets outputs without an axis besides the batch"
+        if getattr(loss, "is_row_wise", False) and why is not None:
+            found.append(f"{type(loss).__name__} {why}")
+        return True
+
+    _look_at_losses(compiled, (y, y_pred, sample_weight), look)
+    return found
+
+
+def _refusal(loss: Any, y: Any, y_pred: Any) -> str | None:
+    """Says why a loss cannot be computed of some rows at a time, or None.
 
     It must accept labels and outputs of very many rows: if labels of one rank
     and outputs of another fit only for as many rows as another axis is long, it
     fails. And it must not assign or draw, which Keras does once a mini-batch.
     """
+    if _has_own_call(loss):
+        return "has a `__call__` of its own, which weighs and reduces"
+    if loss.reduction not in _REDUCTIONS:
+        return f"has reduction={loss.reduction!r}"
+    if internals.function_arguments(loss).get("axis", -1) != -1:
+        return "takes another axis than the last"
+    if not getattr(loss, "is_row_wise", False):
+        return None
     kinds: set[str] = set()
     assigned: list[Any] = []
 
@@ -227,9 +272,17 @@ def _adds_up(loss: Any, y: Any, y_pred: Any) -> bool:
         tf.function(call, autograph=False).get_concrete_function(
             *tree.map_structure(many, (y, y_pred))
         )
-    except Exception:
-        return False  # Keras says what is wrong, on the mini-batch
-    return not assigned and not kinds
+    except Exception as error:  # Keras says what is wrong, on the mini-batch
+        lines = str(error).strip().splitlines() or [""]
+        return (
+            f"fails for {_MANY_ROWS} rows ({type(error).__name__}: {lines[0]})"
+        )
+    kinds -= _TOLD
+    if assigned:
+        return "assigns variables, or draws from their seeds"
+    if kinds:
+        return f"runs {', '.join(sorted(kinds))}, once for each mini-batch"
+    return None
 
 
 def _is_rowwise_metric(

@@ -127,7 +127,7 @@ class MiniBatch:
             | by_reference(traced.labels, tree.flatten(label))
             for own, label in zip(inputs, own_labels)
         ]
-        hands_out = not self._has_parts or not head.metrics_add_up
+        hands_out = not self.has_parts or not head.metrics_add_up
         self.results = Results(
             traced, cells[-1].device, self.micro_batches, self.given, hands_out
         )
@@ -166,7 +166,7 @@ class MiniBatch:
         return spec
 
     @property
-    def _has_parts(self) -> bool:
+    def has_parts(self) -> bool:
         """Whether rows go through the head in parts."""
         return self.cells[-1].head_parts > 1 and self.traced.num_head_losses > 0
 
@@ -206,7 +206,6 @@ class MiniBatch:
         """
         made = without_gradients(self.traced)
         if has_gradient is not None:
-            self._check_parts()
             of_head = [True] * self.traced.num_head_losses
             made = differentiate(
                 self.traced, has_gradient, [*of_head, *has_losses]
@@ -217,7 +216,7 @@ class MiniBatch:
         ]
         repeated = self._repeated(made)
         tasks = self._tracer.tasks(made, self.cells, repeated, ways)
-        if self._has_parts:
+        if self.has_parts:
             tasks[-1] = HeadTasks(
                 tasks[-1].part,
                 tasks[-1].functions,
@@ -245,19 +244,6 @@ class MiniBatch:
             and not last.functions.options.jit_compile
             and not last.functions.totals
         )
-
-    def _check_parts(self) -> None:
-        """Refuses parts of a head that has no loss."""
-        if self.cells[-1].head_parts > 1 and not self._has_parts:
-            raise ValueError(
-                "`head_parts` must be 1 where the loss needs the outputs of "
-                "the whole mini-batch. Received: head_parts="
-                f"{self.cells[-1].head_parts} and a loss that does not add up "
-                "over rows: a function of your own, a loss over the batch, or "
-                "a `compute_loss` of the model. Pass a loss class of Keras; or "
-                "say `is_row_wise = True` in a class of your own whose `call` "
-                "returns a value for each row; or leave `head_parts` out."
-            )
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
         """For each use of a weight, which lookups are the same for all rows."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from own_losses import RowWise, compiled
+from own_losses import CountingInTensorFlow, Drawing, RowWise, compiled
 from tiny import quickly
 
 import tfgpipe
@@ -101,6 +101,67 @@ def test_own_loss_of_class_numbers_streams():
 def test_overridden_compute_loss_does_not_stream():
     model = compiled(Subclassed, loss="mse")
     assert not loss_adds_up(model, spec(2), spec(2), None)
+
+
+class Texts(losses.Loss):
+    """A loss of texts, which TensorFlow begins with an empty tensor."""
+
+    is_row_wise = True
+
+    def call(self, y_true, y_pred):
+        tf.print("called", output_stream="file:///dev/null")
+        ones = keras.ops.ones(keras.ops.shape(y_true)[:1], "int32")
+        lengths = [ones * t.shape[1] for t in (y_true, y_pred)]
+        return keras.ops.ctc_loss(
+            keras.ops.cast(y_true, "int32"), y_pred, *lengths, mask_index=0
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*has side effects")
+def test_loss_that_says_that_it_is_row_wise_is_believed():
+    x = np.random.default_rng(0).standard_normal((6, 5, 3))
+    y = np.random.default_rng(0).integers(1, 4, (6, 2))
+
+    def trained(make):
+        keras.utils.set_random_seed(0)
+        model = make([kl.Dense(6, "tanh"), kl.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), Texts())
+        history = model.fit(x, y, 4, epochs=2, shuffle=False, verbose=0)
+        return [*history.history["loss"], *model.get_weights()]
+
+    found = trained(lambda layers: tfgpipe.GPipe(layers, 2, 2, schedule="1f1b"))
+    for a, b in zip(found, trained(keras.Sequential), strict=True):
+        np.testing.assert_allclose(a, b, 1e-6)  # TensorFlow's, in float32
+
+
+class OwnCall(RowWise):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return keras.ops.mean(self.call(y_true, y_pred)) ** 2
+
+
+class Unfitting(RowWise):
+    def call(self, y_true, y_pred):
+        if y_pred.shape[0] not in (None, 2, 4):
+            raise ValueError("Too many.")
+        return super().call(y_true, y_pred)
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (Drawing(), "Drawing assigns variables, or draws"),
+        (CountingInTensorFlow(), r"runs .*AssignVariableOp"),
+        (OwnCall(), "OwnCall has a `__call__` of its own"),
+        (Unfitting(), r"fails for 7919 rows \(ValueError: Too many"),
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_word_of_a_loss_that_cannot_be_is_answered(loss, why, parts):
+    told = {"schedule": "1f1b"} if parts == 1 else {"head_parts": parts}
+    model = tfgpipe.GPipe([kl.Dense(2), kl.Dense(2)], 2, 2, **told)
+    model.compile("sgd", loss)
+    with pytest.raises(ValueError, match=f"{why}.* cannot be. Change that"):
+        model.train_on_batch(np.ones((4, 2)), np.ones((4, 2)))
 
 
 @pytest.mark.parametrize(
