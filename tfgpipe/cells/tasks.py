@@ -249,10 +249,8 @@ class CellTasks:
                 given = {t.ref(): next(left) for t in part.gives_back}
             dense = next(left)
             own = [
-                gradient.of_micro_batch(m, repeated)
-                for gradient, repeated in zip(
-                    _like(sparse, left), part.repeated
-                )
+                gradient.of_micro_batch(m, indices)
+                for gradient, indices in zip(_like(sparse, left), part.indices)
             ]
             if sums is not None:
                 own = [a.plus(b) for a, b in zip(sums.sparse, own)]

@@ -41,6 +41,7 @@ from tfgpipe.devices import names
 from tfgpipe.graphs import (
     CellFunctions,
     Differentiated,
+    Indices,
     Part,
     TracedModel,
     TraceOptions,
@@ -105,17 +106,16 @@ class Tracer:
         self,
         made: Differentiated,
         cells: Sequence[Cell],
-        repeated: Sequence[Sequence[bool]],
+        indices: Sequence[Sequence[Indices]],
         ways: Sequence[tuple[float, bool]] | None = None,
     ) -> list[CellTasks]:
         """Cuts the tasks of each cell out of a graph.
 
-        `repeated` says of each use of a weight which of its lookups have the
-        same indices for all micro-batches; `ways` of each cell how much of
-        what its backward pass needs it may keep, and whether that goes to the
-        host. None: all of it, which stays.
+        `indices` are those of each use of a weight and its lookups; `ways` of
+        each cell how much of what its backward pass needs it may keep, and
+        whether that goes to the host. None: all of it, which stays.
         """
-        parts = parts_of(made, len(cells), repeated)
+        parts = parts_of(made, len(cells), indices)
         if self._options.jit_compile:
             check_compilable(parts)
         ways = ways or [(1.0, False)] * len(cells)
@@ -127,7 +127,7 @@ class Tracer:
     ) -> CellTasks:
         types = names.device_types(cell.devices)
         replaced = [gradient_sums.is_replaced(u.variable) for u in part.uses]
-        facts = [*types, part.repeated, replaced, share, is_sent]
+        facts = [*types, part.indices, replaced, share, is_sent]
         key = part_key(part, facts)
         if key not in self._known:
             self._known[key] = CellFunctions(part, types, share, is_sent)

@@ -21,6 +21,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import cell_of_call, shape_trace
 from tfgpipe.graphs import (
+    Indices,
     Part,
     TracedModel,
     alive,
@@ -114,7 +115,7 @@ class Placed:
         alone = dataclasses.replace(
             traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
         )
-        nothing: list[list[bool]] = [[] for _ in traced.uses]
+        nothing: list[list[Indices]] = [[] for _ in traced.uses]
         made = without_gradients(alone)
         parts = parts_of(made, len(self.layers), nothing)
         weights, live = self._weights(parts), alive(parts)

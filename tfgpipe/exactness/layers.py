@@ -38,6 +38,7 @@ from tfgpipe.exactness.report import (
     of_outputs,
 )
 from tfgpipe.graphs import (
+    Indices,
     TracedModel,
     as_tensor,
     by_reference,
@@ -181,9 +182,9 @@ class Recorded:
         cells = [
             Cell(i, [], [f"/device:{HOST}"]) for i in range(len(batch.cells))
         ]
-        repeated: list[list[bool]] = [[] for _ in traced.uses]
+        indices: list[list[Indices]] = [[] for _ in traced.uses]
         made = step.places[0].part.made
-        tasks = Tracer(False).tasks(made, cells, repeated)
+        tasks = Tracer(False).tasks(made, cells, indices)
         *self.layers, self.head = [
             Layer(place, runs, tasks[k], seeds)
             for place, runs, k in zip(step.places, calls, traced.cells)

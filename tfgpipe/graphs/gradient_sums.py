@@ -10,11 +10,16 @@ of the rows, as those of the whole mini-batch would:
     micro-batch 1   {(0, 1): slices of its rows, (1, 0): slices of positions}
     sum             {(0, 0): ..., (0, 1): ...,   (1, 0): added up}
     finished        tf.IndexedSlices, of (0, 0), (0, 1), (1, 0)
+
+Indices of `tf.unique` are those of a mini-batch but once: in the end, slices of
+the same index are added up.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
+import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +27,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
+
+
+class Indices(enum.IntEnum):
+    """How the indices of a lookup differ between micro-batches."""
+
+    OF_ROWS = 0  # each has those of its rows
+    REPEATED = 1  # all have the same
+    DISTINCT = 2  # each has some, and none twice
 
 
 class Gradient(NamedTuple):
@@ -34,22 +47,24 @@ class Gradient(NamedTuple):
         slices: By lookup and micro-batch (i, m) `tf.IndexedSlices` of values
             of shape (slices, ...), as the weight has except its first axis.
             For lookups with the same indices in all micro-batches, m is 0.
+            Those with distinct ones are (i, m, `Indices.DISTINCT`).
     """
 
     dense: tf.Tensor | None = None
-    slices: Mapping[tuple[int, int], tf.IndexedSlices] = {}
+    slices: Mapping[tuple[int, ...], tf.IndexedSlices] = {}
 
-    def of_micro_batch(self, m: int, repeated: Sequence[bool]) -> Gradient:
+    def of_micro_batch(self, m: int, indices: Sequence[Indices]) -> Gradient:
         """The gradient of micro-batch m, to be added to those of others.
 
-        `repeated` says for each lookup whether its indices are the same for all
-        micro-batches.
+        `indices` are those of each lookup.
         """
-        parts = zip(self.slices.values(), repeated, strict=True)
-        slices = {
-            (i, 0 if is_same else m): part
-            for i, (part, is_same) in enumerate(parts)
-        }
+        parts = zip(self.slices.values(), indices, strict=True)
+        slices: dict[tuple[int, ...], tf.IndexedSlices] = {}
+        for i, (part, kind) in enumerate(parts):
+            if kind == Indices.DISTINCT:
+                slices[i, m, kind] = part
+            else:
+                slices[i, 0 if kind == Indices.REPEATED else m] = part
         return self._replace(slices=slices)
 
     def plus(self, other: Gradient) -> Gradient:
@@ -78,7 +93,14 @@ class Gradient(NamedTuple):
         """As an optimizer takes it: a tensor, `tf.IndexedSlices`, or None."""
         if not self.slices:
             return self.dense
-        return _joined([self.slices[key] for key in sorted(self.slices)])
+        found: list[tf.IndexedSlices] = []
+        keys = sorted(self.slices)
+        for (_, *kind), group in itertools.groupby(
+            keys, lambda key: (key[0], *key[2:])
+        ):
+            parts = [self.slices[key] for key in group]
+            found += [_merged(parts)] if kind and len(parts) > 1 else parts
+        return _joined(found)
 
     def in_dtype(self, dtype: str | None) -> Gradient:
         """With a dense part of this dtype; None for as it is."""
@@ -158,6 +180,27 @@ def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
         tf.concat(indices, 0),
         slices[0].dense_shape,
     )
+
+
+def _merged(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The sums of the slices of each index."""
+    joined = _joined(slices)
+    indices, places = tf.unique(joined.indices)
+    values = tf.math.unsorted_segment_sum(
+        joined.values, places, tf.size(indices)
+    )
+    return tf.IndexedSlices(values, indices, joined.dense_shape)
+
+
+def are_distinct(indices: tf.Tensor) -> bool:
+    """Whether none of some indices is there twice, as the graph shows."""
+    while indices.op.type in ("Cast", "Identity", "Reshape", "SelectV2"):
+        # `keras.ops.take` counts those below 0 from the end: the last choice is
+        # that they are not.
+        is_choice = indices.op.type == "SelectV2"
+        indices = indices.op.inputs[2 if is_choice else 0]
+    is_unique = indices.op.type in ("Unique", "UniqueV2")
+    return is_unique and indices is indices.op.outputs[0]
 
 
 def in_order(gradients: Sequence[Any]) -> Any:

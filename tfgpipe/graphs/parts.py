@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfgpipe.graphs.bundle import tensors
 from tfgpipe.graphs.cut import WholeGraph, follows
-from tfgpipe.graphs.gradient_sums import Gradient
+from tfgpipe.graphs.gradient_sums import Gradient, Indices
 from tfgpipe.graphs.traced_model import Differentiated, TracedModel
 
 
@@ -47,8 +47,8 @@ class Part:
         takes_back: What its backward pass takes of other cells, and of the
             gradients of the loss.
         gives_back: What of its backward pass earlier cells take.
-        repeated: For each of `dw`, and each lookup if it is sparse, whether
-            its indices are the same for all micro-batches.
+        indices: For each of `dw`, and each lookup if it is sparse, how its
+            indices differ between micro-batches.
     """
 
     made: Differentiated
@@ -62,7 +62,7 @@ class Part:
     gives: list[tf.Tensor]
     takes_back: list[tf.Tensor]
     gives_back: list[tf.Tensor]
-    repeated: list[list[bool]]
+    indices: list[list[Indices]]
 
     @property
     def traced(self) -> TracedModel:
@@ -93,14 +93,14 @@ class Part:
 
 
 def parts_of(
-    made: Differentiated, num_cells: int, repeated: Sequence[Sequence[bool]]
+    made: Differentiated, num_cells: int, indices: Sequence[Sequence[Indices]]
 ) -> list[Part]:
     """Cuts a model's graph into the parts of its cells.
 
-    `repeated` is for each of `TracedModel.uses`, see `Part`; empty where
+    `indices` is for each of `TracedModel.uses`, see `Part`; empty where
     nothing is known.
     """
-    return _Cutting(made, num_cells, repeated).parts()
+    return _Cutting(made, num_cells, indices).parts()
 
 
 def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
@@ -128,12 +128,12 @@ class _Cutting:
         self,
         made: Differentiated,
         num_cells: int,
-        repeated: Sequence[Sequence[bool]],
+        indices: Sequence[Sequence[Indices]],
     ):
         self._made = made
         self._traced = traced = made.traced
         self._num_cells = num_cells
-        self._repeated = repeated
+        self._indices = indices
         self._whole = WholeGraph(traced.graph)
         # What nothing of the graph makes.
         given = [*traced.x, *traced.labels, *made.dy, *made.dlosses]
@@ -193,7 +193,7 @@ class _Cutting:
             [*self._gives[False, k].values()],
             [t for ref, t in back.items() if ref not in taken],
             [*self._gives[True, k].values()],
-            [_as_many(self._repeated[i], d) for i, d in zip(indices, dw)],
+            [_as_many(self._indices[i], d) for i, d in zip(indices, dw)],
         )
 
     def _pass_of(self, op: tf.Operation) -> tuple[bool, int]:
@@ -244,9 +244,10 @@ class _Cutting:
             self._gives[self._pass_of(tensor.op)][tensor.ref()] = tensor
 
 
-def _as_many(known: Sequence[bool], gradient: Gradient) -> list[bool]:
+def _as_many(known: Sequence[Indices], gradient: Gradient) -> list[Indices]:
     """What is known of each lookup."""
     count = len(gradient.slices)
     if len(known) == count:
         return [*known]
-    return [bool(known) and all(known)] * count
+    is_same = {*known} == {Indices.REPEATED}
+    return [Indices.REPEATED if is_same else Indices.OF_ROWS] * count

@@ -428,7 +428,9 @@ def _of_lookups(gradient: Any, variable: Any) -> Gradient:
     if not isinstance(gradient, tf.IndexedSlices):
         return as_merged(Gradient(gradient), variable)
     found = lookups(gradient)
-    slices = {(i, 0): part for i, part in enumerate(found)}
+    slices: dict[tuple[int, ...], tf.IndexedSlices] = {
+        (i, 0): part for i, part in enumerate(found)
+    }
     return as_merged(Gradient(slices=slices), variable)
 
 

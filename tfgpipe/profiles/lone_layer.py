@@ -30,6 +30,7 @@ from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
 from tfgpipe.costs import Placed
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
+    Indices,
     alive,
     behind_identities,
     by_reference,
@@ -94,7 +95,7 @@ class LayersAlone:
         )
         ends = [head is None and is_continuous(t) for t in traced.handed_out]
         made = differentiate(traced, ends, [True] * len(traced.losses))
-        unknown: list[list[bool]] = [[] for _ in traced.uses]
+        unknown: list[list[Indices]] = [[] for _ in traced.uses]
         self.tasks = self._tracer.tasks(made, cells, unknown)
         parts = [own.part for own in self.tasks]
         self.live = alive(parts)

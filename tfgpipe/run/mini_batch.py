@@ -23,7 +23,9 @@ from tfgpipe.cells import (
 from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
     Differentiated,
+    Indices,
     TracedModel,
+    are_distinct,
     by_reference,
     differentiate,
     sums_over_replicas,
@@ -214,8 +216,8 @@ class MiniBatch:
             (self.remat.share(k), self.remat.offloads(k))
             for k in range(len(self.cells))
         ]
-        repeated = self._repeated(made)
-        tasks = self._tracer.tasks(made, self.cells, repeated, ways)
+        indices = self._indices(made)
+        tasks = self._tracer.tasks(made, self.cells, indices, ways)
         if self.has_parts:
             tasks[-1] = HeadTasks(
                 tasks[-1].part,
@@ -245,23 +247,25 @@ class MiniBatch:
             and not last.functions.totals
         )
 
-    def _repeated(self, made: Differentiated) -> list[list[bool]]:
-        """For each use of a weight, which lookups are the same for all rows."""
+    def _indices(self, made: Differentiated) -> list[list[Indices]]:
+        """For each use of a weight, how those of its lookups differ."""
         varies = self.traced.varying()
         places = {
             op.inputs[1].ref(): place
             for place, _, op in self.traced.all_lookups()
         }
 
-        def is_repeated(indices: tf.Tensor) -> bool:
+        def kind_of(indices: tf.Tensor) -> Indices:
             if varies(indices):
-                return False
+                is_distinct = are_distinct(indices)
+                return Indices.DISTINCT if is_distinct else Indices.OF_ROWS
             while indices.ref() not in places and indices.op.inputs:
                 indices = indices.op.inputs[0]  # they may be in another shape
-            return places.get(indices.ref()) not in self._lookups_of_rows
+            is_of_rows = places.get(indices.ref()) in self._lookups_of_rows
+            return Indices.OF_ROWS if is_of_rows else Indices.REPEATED
 
         return [
-            [is_repeated(part.indices) for part in d.slices.values()]
+            [kind_of(part.indices) for part in d.slices.values()]
             for d in made.dw
         ]
 

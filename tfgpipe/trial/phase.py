@@ -22,7 +22,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel, is_continuous
+from tfgpipe.graphs import TracedModel, are_distinct, is_continuous
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.conditions import conditions_of_rows
@@ -611,6 +611,7 @@ class _Run:
             one
             for one in self._graph.lookups
             if one.unit not in units.drawing and phase.call.training
+            if not are_distinct(one.indices)  # they are added up by index
         ]
         if not own:
             return

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
+    Indices,
     add_uses,
     as_tensor,
     in_order,
@@ -58,6 +59,18 @@ def test_slices_with_the_same_indices_are_added_up():
     total = parts[0].plus(parts[1]).plus(parts[2]).finished()
     np.testing.assert_array_equal(total.indices, [1, 3])
     np.testing.assert_array_equal(total.values, [[6, 6], [9, 9]])
+
+
+def test_slices_of_distinct_indices_are_added_up_by_index():
+    """In the order of the micro-batches, whichever comes back first."""
+    both = Gradient(slices={(0, 0): slices(1, 3), (1, 0): slices(2)})
+    kinds = [Indices.DISTINCT, Indices.OF_ROWS]
+    first = both.of_micro_batch(0, kinds)
+    np.testing.assert_array_equal(first.finished().indices, [1, 3, 2])
+    other = Gradient(slices={(0, 0): slices(3, 0), (1, 0): slices(2)})
+    total = other.of_micro_batch(1, kinds).plus(first).finished()
+    np.testing.assert_array_equal(total.indices, [1, 3, 0, 2, 2])
+    np.testing.assert_array_equal(total.values[:, 0], [1, 3, 2, 1, 1])
 
 
 def test_lookups_of_both_kinds_are_kept_apart():

@@ -293,3 +293,34 @@ def test_lookups_by_inputs_and_by_constants_are_told_apart():
 
     found = trained(pipeline(make, 1, 2), run_eagerly=True)
     assert_close(found, trained(plain(make)))
+
+
+class Unique(kl.Layer):
+    """Looks up each id once, and hands it out to all who have it."""
+
+    def __init__(self, take, **kwargs):
+        super().__init__(**kwargs)
+        self.take = take
+
+    def build(self, shape):
+        self.table = self.add_weight((SIZE, 3), "normal")
+
+    def call(self, x):
+        ids, places = tf.unique(tf.argmax(x, -1))
+        return x + tf.gather(self.take(self.table, ids), places)
+
+
+@pytest.mark.parametrize("name", ["keras", "tensorflow"])
+def test_lookups_of_unique_indices_are_one_slice_for_each_index(name):
+    """An optimizer would square the slices of two micro-batches apart."""
+    take = {
+        "keras": lambda table, ids: ops.take(table, ids, axis=0),
+        "tensorflow": lambda table, ids: tf.gather(table.value, ids),
+    }[name]
+
+    def make():
+        return [kl.Dense(3), Unique(take), kl.Dense(3)]
+
+    expected = trained(plain(make), keras.optimizers.Adam)
+    found = trained(pipeline(make, 2, 4), keras.optimizers.Adam)
+    assert_close(found, expected)
