@@ -336,8 +336,12 @@ def compare_update(
                 weight.assign(assigned[id(weight)])
         if step.pairs:
             optimizer.apply_gradients(step.pairs)
+    trained = {id(v) for gradient, v in step.pairs if gradient is not None}
     for variable in [*weights, *_of_optimizer(model)]:
         key = id(variable)
+        is_weight = any(variable is weight for weight in weights)
+        if is_weight and key not in trained and not places.has(variable):
+            continue  # such as an average, which a `train_step` assigns
         difference = of_change(
             step.after[key], variable.numpy(), step.before[key]
         )
@@ -413,6 +417,10 @@ class WeightPlaces:
                 for slot in internals.slots(optimizer, weight):
                     self._names[id(slot)] = self._names.get(id(weight), "")
 
+    def has(self, variable: keras.Variable) -> bool:
+        """Whether a layer of the pipeline has a variable."""
+        return id(variable) in self._limits
+
     def name(self, variable: keras.Variable) -> str:
         """A variable and its layer."""
         place = self._names.get(id(variable))
@@ -471,7 +479,6 @@ def compare_loss(
     come through layers, by id: those of regularisers, and of a loss that reads
     weights.
     """
-    limit = recorded.layers[-1].limit()
     variables = model.trainable_variables
     run = recorded.loss
     with tf.device(HOST):
@@ -492,6 +499,10 @@ def compare_loss(
             y_pred = recorded.batch.results.nest(flat)
             losses = [loss for loss, _ in added] + _penalties(model)
             own = _loss(model, data, y_pred, losses)
+            limit = max(
+                recorded.layers[-1].limit(),
+                limit_of(_dtypes(lambda: _loss(model, data, y_pred, losses))),
+            )
             scaled = model.optimizer.scale_loss(own)
         found = dict(zip(map(id, sources), tape.gradient(scaled, sources)))
 
@@ -522,6 +533,17 @@ def compare_loss(
             for v, t in zip(variables, weights)
             if found.get(id(t)) is not None
         }
+
+
+def _dtypes(function: Callable[[], Any]) -> set[str]:
+    """Returns the names of the dtypes in which a function computes."""
+    traced = tf.function(function, autograph=False).get_concrete_function()
+    return {
+        t.dtype.name
+        for op in traced.graph.get_operations()
+        for t in op.outputs
+        if is_continuous(t)
+    }
 
 
 def _added(recorded: Recorded) -> list[tuple[tf.Tensor, Any]]:

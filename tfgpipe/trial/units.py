@@ -229,12 +229,12 @@ class Units:
                         continue
                     given[tensor.ref()] = tensor
                     _add(unit.takes, tensor)
-        # State has rules of its own, whoever reads it.
-        state = {t.ref() for t in traced.assigned}
+        # State and losses have rules of their own, whoever reads them.
+        others = {t.ref() for t in (*traced.assigned, *traced.losses)}
         handed_out = [self._made(t) for t in traced.handed_out if t is not None]
         for tensor in [*given.values(), *handed_out]:
             maker = self._unit_of.get(tensor.op.name)
-            if maker is not None and tensor.ref() not in state:
+            if maker is not None and tensor.ref() not in others:
                 _add(maker.gives, tensor)
 
     def _made(self, tensor: tf.Tensor) -> tf.Tensor:

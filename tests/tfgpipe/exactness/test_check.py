@@ -211,6 +211,37 @@ def test_loss_of_the_whole_mini_batch_is_exact():
     assert not checked(model).findings
 
 
+def test_loss_in_single_precision_of_a_model_in_double_is_exact(float64):
+    def single(y, p):
+        y, p = (keras.ops.cast(t, "float32") for t in (y, p))
+        return keras.ops.mean(keras.ops.square(y - p), -1)
+
+    model = pipeline(loss=single)
+    assert not checked(model).findings
+
+
+class Averaged(tfgpipe.GPipe):
+    """Keeps an average of weights, as a model of Keras may."""
+
+    def __init__(self, model, *args):
+        super().__init__(model, *args)
+        self.inner, self.average = model, keras.models.clone_model(model)
+
+    def train_step(self, *args):
+        logs = super().train_step(*args)
+        for own, average in zip(self.inner.weights, self.average.weights):
+            average.assign(0.9 * average + 0.1 * own)
+        return logs
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_average_that_a_step_of_the_users_keeps_is_exact():
+    x = keras.Input((8,))
+    model = Averaged(keras.Model(x, kl.Dense(4)(x)), 1, 2)
+    model.compile("sgd", "mse")
+    assert not checked(model).findings
+
+
 @pytest.mark.parametrize(
     ("k", "options"),
     [

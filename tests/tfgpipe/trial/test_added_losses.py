@@ -118,3 +118,42 @@ def test_balancing_loss_of_a_router_behind_an_embedding_is_warned_of():
     x = np.random.default_rng(0).integers(0, 20, (16, 6))
     with pytest.warns(UserWarning, match="'router' gives `add_loss`"):
         model.train_on_batch(x, np.ones((16, 1)))
+
+
+class Reads(keras.Model):
+    """Reads what a layer adds, and gives a function of it."""
+
+    def __init__(self, function, adds, **kwargs):
+        super().__init__(**kwargs)
+        self.function, self.adds = function, adds
+        self.inner = kl.Dense(4, activity_regularizer="l2", name="inner")
+        self.outer = kl.Dense(1, name="outer")
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.outer.build((None, 4))
+
+    def call(self, x):
+        y = self.outer(self.inner(x))
+        read = self.function(ops.sum(self.inner.losses))
+        if self.adds:
+            self.add_loss(read)
+            return y
+        return y * read
+
+
+def test_model_that_reads_losses_of_its_layers_is_judged_by_what_it_makes():
+    def said(function, adds):
+        model = tfgpipe.GPipe(Reads(function, adds), 1, 2)
+        model.compile("sgd", "mse")
+        x = np.random.default_rng(0).normal(size=(6, 3))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model.train_on_batch(x, np.ones((6, 1)))
+        return [str(w.message) for w in found]
+
+    assert not said(lambda loss: 0.5 * loss, True)
+    (message,) = said(ops.square, True)
+    assert "behind 'outer' gives `add_loss` what is no mean" in message
+    (message,) = said(lambda loss: 0.5 * loss, False)
+    assert "behind 'outer' mixes the rows" in message
