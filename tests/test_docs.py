@@ -54,6 +54,7 @@ PAGES = [
     "docs/measurements_replicas.md",
     "docs/memory.md",
     "docs/models.md",
+    "docs/own_steps.md",
     "docs/performance.md",
     "docs/planning.md",
     "docs/results.md",

@@ -103,6 +103,16 @@ def test_check_takes_the_arguments_it_promises():
     ]
 
 
+def test_loss_and_gradients_takes_the_arguments_it_promises():
+    assert parameters(tfgpipe.GPipe.loss_and_gradients) == [
+        "self",
+        "x",
+        "y=None",
+        "sample_weight=None",
+        "{update_metrics=True}",
+    ]
+
+
 def test_plot_cells_takes_the_arguments_it_promises():
     assert parameters(tfgpipe.plot_cells) == ["model", "to_file='cells.png'"]
 

@@ -304,6 +304,53 @@ def test_tapes_are_told_of_what_is_read():
     assert tape.watched_variables() == (variable,)
 
 
+def test_tapes_record_unless_they_shall_not():
+    assert not internals.tapes_are_recording()
+    with tf.GradientTape() as tape:
+        assert internals.tapes_are_recording()
+        with tape.stop_recording():
+            assert not internals.tapes_are_recording()
+        variable = tf.Variable(2.0)
+        with internals.not_recording():
+            assert not internals.tapes_are_recording()
+            result = variable * 2.0
+    assert tape.gradient(result, variable) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function])
+def test_results_are_refused_to_tapes(wrap):
+    def refuse(*_):
+        raise ValueError("refused")
+
+    variable = tf.Variable(2.0)
+
+    def differentiate(source):
+        x = tf.constant(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = tf.constant(3.0)
+            internals.refuse_tapes([result], [variable, x], refuse)
+            result = result * 2.0
+        return tape.gradient(result, variable if source else x)
+
+    for source in (True, False):
+        with pytest.raises(ValueError, match="refused"):
+            wrap(differentiate)(source)
+
+
+def test_optimizers_that_scale_the_loss_are_told_and_their_scale_is_no_slot():
+    inner = keras.optimizers.Nadam()
+    outer = keras.optimizers.LossScaleOptimizer(inner)
+    outer.build([keras.Variable([1.0, 2.0])])
+    found = {id(v) for v in internals.slots_of_all(outer)}
+    assert found == {id(v) for v in [*inner.variables, inner._u_product]}
+    assert id(outer.dynamic_scale) not in found
+    assert internals.scales_loss(outer)
+    assert not internals.scales_loss(keras.optimizers.SGD())
+    fixed = keras.optimizers.SGD(loss_scale_factor=4.0)
+    assert internals.scales_loss(fixed)
+
+
 def test_error_of_a_layer_keeps_its_words():
     class Fails(kl.Layer):
         def call(self, x):

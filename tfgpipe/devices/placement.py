@@ -172,8 +172,11 @@ class Storage:
                 f"them. Received: layer '{layer}', whose variables model "
                 f"'{other}' has moved to other devices, so that what "
                 f"'{self._model}' does would change nothing there. Go on with "
-                f"'{other}', or make a new `GPipe` of the layers; to have two "
-                "models, give one of them copies: `keras.models.clone_model`."
+                f"'{other}', or make a new `GPipe` of the layers. Two models "
+                "that train the same layers, as those of a GAN do, put them on "
+                "the same devices, by `layers_per_cell` and `devices`, and may "
+                "take turns, or train in one step by `loss_and_gradients`. "
+                "With copies, `keras.models.clone_model`, each trains its own."
             )
 
 

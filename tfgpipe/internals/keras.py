@@ -846,6 +846,25 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return [optimizer, *(o for i in inner for o in with_inner(i))]
 
 
+def scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer divides gradients by a scale of the loss."""
+    return any(
+        isinstance(one, keras.optimizers.LossScaleOptimizer)
+        or getattr(one, "loss_scale_factor", None) is not None
+        for one in with_inner(optimizer)
+    )
+
+
+def slots_of_all(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What an optimizer keeps, and those that it applies; no loss scale."""
+    return [
+        variable
+        for one in with_inner(optimizer)
+        if not isinstance(one, keras.optimizers.LossScaleOptimizer)
+        for variable in [*one.variables, *unlisted(one)]
+    ]
+
+
 def optimizer_names(model: keras.Model) -> list[str]:
     """The classes of a model's optimizer, and of those that it applies."""
     optimizer = getattr(model, "optimizer", None)

@@ -363,6 +363,35 @@ def tell_tapes(variable: Any) -> None:
     _pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
 
 
+def tapes_are_recording() -> bool:
+    """Whether a gradient tape records what is computed now."""
+    return bool(_record.could_possibly_record())
+
+
+def not_recording() -> contextlib.AbstractContextManager[None]:
+    """Inside, no gradient tape records, nor one that is made there."""
+    return _record.stop_recording()
+
+
+def refuse_tapes(
+    results: Sequence[tf.Tensor],
+    sources: Sequence[Any],
+    refuse: Callable[..., Any],
+) -> None:
+    """Has tapes call a function where they differentiate results.
+
+    Args:
+        results: Tensors that no tape has seen.
+        sources: What they follow from: tensors, and `tf.Variable`s.
+        refuse: Raises an error.
+    """
+    variables = [s for s in sources if isinstance(s, tf.Variable)]
+    for variable in variables:
+        tell_tapes(variable)
+    tensors = [s.handle if isinstance(s, tf.Variable) else s for s in sources]
+    _record.record_operation("Refused", [*results], tensors, refuse)
+
+
 def in_custom_gradient(thing: Any) -> bool:
     """Whether a function with a gradient of its own reads something.
 

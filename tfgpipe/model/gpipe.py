@@ -27,6 +27,7 @@ from tfgpipe import internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.checks import check_names, checked_counts, checked_path
 from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.model.gradients import OwnSteps
 from tfgpipe.model.rehearsal import Rehearsals
 from tfgpipe.model.saving import Saving
 from tfgpipe.profiles import Profile
@@ -96,7 +97,7 @@ _COMPILE_ARGUMENTS = [*inspect.signature(keras.Model.compile).parameters][1:]
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Saving, Rehearsals):
+class GPipe(Saving, Rehearsals, OwnSteps):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch
@@ -268,6 +269,8 @@ class GPipe(Saving, Rehearsals):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Calls the model without a pipeline, each layer on its device."""
+        if training:
+            self.warn_of_tape()
         return self._source.call(self.cast_inputs(inputs), training)
 
     # ------------------------------------------------ what a user hands data to

@@ -13,12 +13,10 @@ observed where it runs: while a step is traced.
 from __future__ import annotations
 
 import collections
-import contextlib
-import contextvars
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,13 +27,7 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
-from tfgpipe.devices import (
-    Storage,
-    names,
-    place_variables,
-    placement,
-    update_on_devices,
-)
+from tfgpipe.devices import Storage, names, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
@@ -43,6 +35,7 @@ from tfgpipe.micro_batches import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
+from tfgpipe.model.own_step import OwnStep, in_pipeline
 from tfgpipe.sequence import inputs, is_task
 from tfgpipe.state import RandomState
 from tfgpipe.trial import Trial
@@ -65,6 +58,8 @@ class _Notes:
         compiled_as: What the task of KerasHub was compiled with when the
             pipeline was compiled as it; None if it was not.
         held_random_state: The seeds of what is held beside the layers.
+        own_step: The `train_step` of a subclass that runs, or None.
+        is_warned_of_tape: Whether it was said that a tape trains the model.
     """
 
     input_spec: Any = None
@@ -81,10 +76,11 @@ class _Notes:
     generation: GroupedGeneration | None = None
     compiled_as: dict[str, Any] | None = None
     held_random_state: RandomState | None = None
+    own_step: OwnStep | None = None
+    is_warned_of_tape: bool = False
 
 
-# Whether operations that are made are those of a pipeline.
-in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
+_OWN = "loss_and_gradients"
 
 _CURES = {
     "train_step": (
@@ -97,9 +93,6 @@ _CURES = {
     "make_test_function": "Then change `self.test_function`.",
     "make_predict_function": "Then change `self.predict_function`.",
 }
-
-
-_apply = internals.Replaceable(keras.optimizers.Optimizer, "apply")
 
 
 def base(method: Callable) -> Callable:
@@ -134,9 +127,9 @@ def _extending(name: str, method: Any) -> Callable:
     @functools.wraps(method)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = self._notes.base_calls[name]
-        with contextlib.ExitStack() as stack:
-            if name == "train_step":
-                stack.enter_context(self.updates_in_place())
+        if name == "train_step":
+            result = self.run_own_step(method, *args, **kwargs)
+        else:
             result = method(self, *args, **kwargs)
         if self._notes.base_calls[name] == before:
             raise TypeError(
@@ -353,7 +346,9 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
             result = function(*args)
             self._notes.is_new = False
             rows, steps = self._seen_in_training() - before
-            self._check_overlap(rows // steps if steps > 0 else None)
+            # A step of a user's counts rows as it likes.
+            is_known = steps > 0 and not self._notes.base_calls[_OWN]
+            self._check_overlap(rows // steps if is_known else None)
             return result
 
         return looked_at
@@ -448,52 +443,48 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
             self._place_slots(optimizer, self.trainable_variables)
         self._notes.optimizer = optimizer
 
-    def _place_slots(self, optimizer: Any, variables: list[Any]) -> None:
+    def _place_slots(self, optimizer: Any, variables: Any) -> None:
         """Creates slots where variables are, or moves them there.
 
         Keras creates them in the first step, and puts all of them on device 0.
         """
         if self._strategy is not None:
             internals.adopt(optimizer, self._strategy)
-        if not optimizer.built:
-            with tf.init_scope(), internals.without_strategy():
+        with internals.outside_functions(), internals.without_strategy():
+            if optimizer.built:
+                self._move_slots(optimizer)
+            elif variables is not None:
                 optimizer.build(variables)
-        else:
-            self._move_slots(optimizer)
 
-    @contextlib.contextmanager
-    def updates_in_place(self) -> Iterator[None]:
-        """Inside, a step of a user's changes variables where they are.
+    def run_own_step(self, method: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Runs a `train_step` of a subclass, or of a subclass of that one."""
+        if self._notes.own_step is not None:
+            return method(self, *args, **kwargs)
+        step = OwnStep(lambda: self.variables, self._place_slots)
+        with internals.replaced(self._notes, "own_step", step), step.running():
+            return step.ended(method(self, *args, **kwargs))
 
-        Its optimizers, each on the devices of the variables that it gets, and
-        whatever else it computes of gradients. The pipeline's operations are
-        placed as they would be outside.
-        """
-        graph = internals.current_graph()
-        if graph is None:
-            yield
-            return
-
-        def apply(
-            optimizer: Any, grads: Any, trainable_variables: Any = None
-        ) -> None:
-            if in_pipeline.get():
-                _apply.original(optimizer, grads, trainable_variables)
-                return
-            variables = trainable_variables
-            if variables is not None:
-                variables = list(variables)
-                with internals.outside_functions():
-                    self._place_slots(optimizer, variables)
-            in_branch = internals.current_graph() is not graph
-            with update_on_devices(optimizer, self.variables, in_branch):
-                _apply.original(optimizer, grads, variables)
-
-        with (
-            _apply.by(apply),
-            placement.follow_inputs([], lambda: not in_pipeline.get()),
+    def warn_of_tape(self) -> None:
+        """Warns, once, that a tape trains the model without its pipeline."""
+        notes, count = self._notes, self.num_micro_batches * self.num_replicas
+        if (
+            count == 1
+            or notes.is_warned_of_tape
+            or notes.own_step is not None
+            or in_pipeline.get()
+            or not internals.tapes_are_recording()
         ):
-            yield
+            return
+        notes.is_warned_of_tape = True
+        failures.warn(
+            f"Nothing is pipelined: '{self.name}' is called inside a gradient "
+            "tape, where its layers run one after the other on whole "
+            f"mini-batches. Expected: its own `fit`, with {count} "
+            "micro-batches. Received: a call with training=True in the step of "
+            "another model, or of your own. Take gradients from "
+            "`loss_and_gradients(x, y, sample_weight)` of the `GPipe` there, "
+            "which runs its pipeline forward and back."
+        )
 
     def _move_slots(self, optimizer: Any) -> None:
         """Brings slots to the weights, which are elsewhere now.
@@ -516,6 +507,49 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         if all(map(is_dense, tree.flatten(x))):  # others are refused
             self._trial.note_data(x, self.cast_inputs)
+
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Whether mini-batches that are not finite change nothing."""
+        return self._arguments.skip_nonfinite
+
+    @property
+    def skip_outliers(self) -> float | None:
+        """How far outliers are, which change nothing; None if none are."""
+        return self._arguments.skip_outliers
+
+    @property
+    def num_skipped(self) -> int:
+        """How many mini-batches were skipped, since it was new.
+
+        Saved with the model. The optimizer's iterations and these are all that
+        it has seen in training.
+        """
+        skips = self._notes.skips
+        return 0 if skips is None else skips.total
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many of the last mini-batches were skipped, up to now."""
+        skips = self._notes.skips
+        return 0 if skips is None else skips.in_a_row
+
+    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """What `fit` shows: NaN of an epoch that was skipped as a whole.
+
+        Its loss would be 0 otherwise, and the best of all.
+        """
+        is_trained = isinstance(logs, dict) and "skipped_steps" in logs
+        if not is_trained or int(internals.loss_tracker(self).count):
+            return logs
+        counts = {"skipped_steps", "outlier_steps"}
+        return {k: v if k in counts else np.nan for k, v in logs.items()}
+
+    def reset_metrics(self) -> None:
+        """Starts the metrics anew, as `fit` does when an epoch begins."""
+        super().reset_metrics()
+        if self._notes.skips is not None:
+            self._notes.skips.start_epoch()
 
     @property
     def jit_compile(self) -> bool:

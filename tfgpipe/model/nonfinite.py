@@ -281,14 +281,45 @@ class Guard:
 
     def __init__(self, variables: Iterable[keras.Variable], skips: Any):
         self._skips = skips
-        self._kept = []
-        for variable in {id(v): v for v in variables}.values():
-            with tf.device(variable.value.device):
-                value = placement.read_variable(variable)
-            self._kept.append((variable, value))
+        self._kept: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        self.keep(variables)
         self._is_finite: Any = None
         self._is_outlier: Any = None
         self._applies: Any = None
+
+    def keep(self, variables: Iterable[keras.Variable]) -> None:
+        """Keeps the values of variables that are not kept yet."""
+        for variable in variables:
+            if id(variable) not in self._kept:
+                with tf.device(variable.value.device):
+                    value = placement.read_variable(variable)
+                self._kept[id(variable)] = variable, value
+
+    def look(
+        self,
+        loss: tf.Tensor,
+        pairs: Iterable[tuple[Any, keras.Variable]],
+        assigned: Iterable[tuple[keras.Variable, tf.Tensor]],
+    ) -> None:
+        """Looks at a mini-batch, which may be one of several of a step.
+
+        The loss is not scaled, a scalar; `pairs` are gradients and weights;
+        `assigned` is what becomes of state, which is looked at as well.
+        """
+        changes = [(self._kept[id(v)][1], new) for v, new in assigned]
+        measures = self._skips.spread is not None
+        given = [gradient for gradient, _ in pairs]
+        findings = examine(loss, given, changes, measures)
+        is_finite = findings.is_finite
+        if self._is_finite is not None:
+            is_finite &= self._is_finite
+        self._is_finite = self._applies = is_finite
+        if measures:
+            is_outlier = self._skips.is_outlier(findings)
+            if self._is_outlier is not None:
+                is_outlier |= self._is_outlier
+            self._is_outlier = is_outlier & is_finite
+            self._applies = is_finite & ~is_outlier
 
     def update(
         self,
@@ -301,16 +332,9 @@ class Guard:
         """Updates the weights if the mini-batch is finite, and no outlier.
 
         A loss scale falls if not, or the next mini-batches would not be finite
-        either. The loss is not scaled, a scalar; `update` applies the
-        gradients; `assigned` is what becomes of state, which is looked at as
-        well.
+        either. `update` applies the gradients; for the others see `look`.
         """
-        kept = {id(variable): old for variable, old in self._kept}
-        changes = [(kept[id(variable)], new) for variable, new in assigned]
-        measures = self._skips.spread is not None
-        given = [gradient for gradient, _ in pairs]
-        findings = examine(loss, given, changes, measures)
-        self._is_finite = self._applies = findings.is_finite
+        self.look(loss, pairs, assigned)
 
         def lower() -> None:
             internals.lower_loss_scale(optimizer)
@@ -318,9 +342,7 @@ class Guard:
         # Finite: the update. Not finite: a loss scale falls. An outlier:
         # neither, as its scale was right.
         otherwise = _no_result(lower)
-        if measures:
-            self._is_outlier = self._skips.is_outlier(findings)
-            self._applies = findings.is_finite & ~self._is_outlier
+        if self._is_outlier is not None:
 
             def otherwise() -> Any:
                 return tf.cond(self._is_finite, tf.no_op, _no_result(lower))
@@ -338,7 +360,7 @@ class Guard:
 
     def put_back(self) -> None:
         """Gives the variables the values that they had."""
-        for variable, value in self._kept:
+        for variable, value in self._kept.values():
             with tf.device(variable.value.device):
                 variable.assign(value)
 

@@ -287,7 +287,7 @@ class Rehearsals(TrainingSteps):
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))
             total = loss.total(run)
-        pairs = self._gradients(run, loss)
+        pairs = self.gradients_of(run, loss)
         places = _places(built, batch, run)
 
         def call(place: LayerPlace, m: int, values: Any) -> Any:

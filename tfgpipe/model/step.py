@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import tree
 
@@ -43,8 +42,9 @@ from tfgpipe.micro_batches import (
     check_rows,
 )
 from tfgpipe.model.build import Built
-from tfgpipe.model.hooks import Hooks, base, in_pipeline
+from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
+from tfgpipe.model.own_step import in_pipeline
 from tfgpipe.model.run_eagerly import captured_by, run_eagerly
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.sequence import inputs
@@ -71,7 +71,7 @@ class _StepNotes:
     added_losses: tuple[Any, Sequence[Any]] = (None, ())
 
 
-class _Passes(NamedTuple):
+class Passes(NamedTuple):
     """The forward and the backward pass of one mini-batch, without an update.
 
     Attributes:
@@ -94,15 +94,13 @@ class _Passes(NamedTuple):
 
 
 def as_graph(kind: str) -> Callable[[Callable], Callable]:
-    """Makes a step of a `GPipe` a graph also where it is called eagerly.
-
-    `kind` is "train", "test" or "predict".
-    """
+    """Makes a "train", "test" or "predict" step a graph, whoever calls it."""
 
     def wrapped(step: Callable) -> Callable:
         in_graph = one_step(step)
 
         @functools.wraps(step)
+        @tf.autograph.experimental.do_not_convert
         def called(self: Any, data: Any) -> Any:
             if tf.executing_eagerly():
                 return self.run_as_graph(in_graph, data, kind)
@@ -197,109 +195,19 @@ class TrainingSteps(Hooks):
     @as_graph("train")
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
-        passes = self._pass_both_ways(data)
+        passes = self.pass_both_ways(data)
         with tf.control_dependencies(passes.arrival):
             self._update(passes.run, passes.loss, passes.total, passes.guard)
             logs = self._logs(passes)
             guard = passes.guard
             return logs if guard is None else self._guarded(logs, guard)
 
-    def loss_and_gradients(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        update_metrics: bool = True,
-    ) -> tuple[tf.Tensor, list[Any]]:
-        """Passes one mini-batch through the pipeline, forward and backward.
-
-        For a training step of one's own: what it makes of the gradients, such
-        as an update, is not this method's. It may be called in the `train_step`
-        of a subclass, or of another model, once or several times, and eagerly.
-        Weights are read when it is called: a second call sees what was assigned
-        after the first one.
-
-        As in `fit`, micro-batches go through the cells under the schedule.
-        Moving statistics, random seeds and metrics of layers are assigned once
-        for the mini-batch.
-
-        Args:
-            x: Inputs, a nest of tensors of shape (batch, ...).
-            y: Labels, a nest of tensors of shape (batch, ...), or None.
-            sample_weight: Weights of rows, as in `fit`; or None.
-            update_metrics: Whether to update the metrics of `compile`, or to
-                call an overridden `compute_metrics` with the outputs of the
-                mini-batch. The metric "loss" of `self.metrics` is not updated,
-                as `compute_loss` does not: do so where the logs shall have it.
-                Where there are several outputs, the metrics of their losses are
-                updated in any case, as by `compute_loss`.
-
-        Returns:
-            loss: That of `compute_loss`, a scalar, with all that layers add to
-                it. It cannot be differentiated.
-            gradients: A list in the order of `trainable_variables`: of each a
-                tensor of its shape, `tf.IndexedSlices`, or None where the loss
-                does not depend on it; on its device. Those of the loss itself,
-                also where the optimizer scales it against underflow. As
-                `LossScaleOptimizer.apply` divides by its scale, they must be
-                multiplied first: by `optimizer.scale_loss`.
-
-        Raises:
-            ValueError: If there is no loss, or it cannot be computed under the
-                schedule: one of whole mini-batches needs all outputs first.
-
-        Example:
-
-        >>> import numpy as np
-        >>> class Clipped(GPipe):
-        ...     def train_step(self, data):
-        ...         x, y, w = keras.utils.unpack_x_y_sample_weight(data)
-        ...         loss, gradients = self.loss_and_gradients(x, y, w)
-        ...         gradients, norm = tf.clip_by_global_norm(gradients, 1.0)
-        ...         self.optimizer.apply(gradients, self.trainable_variables)
-        ...         return {"loss": loss, "norm": norm}
-        >>> model = Clipped([keras.layers.Dense(2)], 1, num_micro_batches=2)
-        >>> model.compile("sgd", "mse")
-        >>> logs = model.train_on_batch(
-        ...     np.ones((4, 3)), np.ones((4, 2)), return_dict=True
-        ... )
-        >>> sorted(logs)
-        ['loss', 'norm']
-        """
-        self._notes.base_calls["train_step"] += 1
-        self.compile_as_task()
-        data = x, y, sample_weight
-        if update_metrics:
-            return self._passed_with_metrics(data)
-        return self._passed(data)
-
-    @as_graph("train")
-    def _passed_with_metrics(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
-        return self._loss_and_gradients(data, updates_metrics=True)
-
-    @as_graph("train")
-    def _passed(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
-        return self._loss_and_gradients(data, updates_metrics=False)
-
-    def _loss_and_gradients(
-        self, data: Any, updates_metrics: bool
-    ) -> tuple[tf.Tensor, list[Any]]:
-        passes = self._pass_both_ways(data, False, updates_metrics)
-        with tf.control_dependencies(passes.arrival):
-            pairs = self._gradients(passes.run, passes.loss)
-            known = {id(v): passes.loss.unscaled(d, v) for d, v in pairs}
-            if updates_metrics:
-                self._updated_metrics(passes)
-            variables = self.trainable_variables
-            return passes.total, [known.get(id(v)) for v in variables]
-
-    def _pass_both_ways(
+    def pass_both_ways(
         self,
         data: Any,
         is_whole_step: bool = True,
         updates_metrics: bool = True,
-    ) -> _Passes:
+    ) -> Passes:
         """Runs the forward and the backward pass of a mini-batch.
 
         `is_whole_step` is whether the optimizer's update follows.
@@ -310,7 +218,7 @@ class TrainingSteps(Hooks):
         #     start             dy          where the loss's gradient starts
         #     backward             B1 B0    all other tasks
         run = self._forward(batch, head, loss, training=True)
-        guard = self._guard(run)
+        guard = self._guard(run, is_whole_step)
         with tf.control_dependencies(arrival):
             if run.results.are_complete:  # what follows sees the new state
                 run.assign_state()
@@ -319,7 +227,7 @@ class TrainingSteps(Hooks):
         with tf.control_dependencies(arrival):
             run.assign_state()
             total = loss.total(run)
-        return _Passes(batch, arrival, head, loss, run, guard, total)
+        return Passes(batch, arrival, head, loss, run, guard, total)
 
     @base
     @as_graph("test")
@@ -332,7 +240,7 @@ class TrainingSteps(Hooks):
             run.assign_state()
             total = loss.total(run)
             return self._logs(
-                _Passes(batch, arrival, head, loss, run, None, total)
+                Passes(batch, arrival, head, loss, run, None, total)
             )
 
     @base
@@ -473,7 +381,7 @@ class TrainingSteps(Hooks):
         self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
     ) -> None:
         """Applies the gradients, each on the device of its variable."""
-        pairs = self._gradients(run, loss)
+        pairs = self.gradients_of(run, loss)
         if not pairs:
             warnings.warn(
                 "The model does not have any trainable weights.", stacklevel=3
@@ -500,7 +408,7 @@ class TrainingSteps(Hooks):
                 assigned = run.state.assigned_values
                 guard.update(self.optimizer, total, pairs, update, assigned)
 
-    def _gradients(
+    def gradients_of(
         self, run: Pipeline, loss: Objective
     ) -> list[tuple[Any, keras.Variable]]:
         """Gradients, or None, and their weights."""
@@ -526,18 +434,18 @@ class TrainingSteps(Hooks):
             self._step_notes.tell_gradients(taken)
         return taken
 
-    def _guard(self, run: Pipeline) -> Guard | None:
-        """What skips the mini-batch if it is not finite."""
-        skips = self._notes.skips
-        return None if skips is None else Guard(self._kept(run), skips)
-
-    def _kept(self, run: Pipeline) -> list[keras.Variable]:
-        """What a step may assign, but by the optimizer."""
-        return [
-            *self.non_trainable_variables,
-            *self.metrics_variables,
-            *run.state.assigned,
-        ]
+    def _guard(self, run: Pipeline, is_whole_step: bool) -> Guard | None:
+        """What skips the mini-batch, or a user's step, if it is not finite."""
+        skips, step = self._notes.skips, self._notes.own_step
+        if skips is None:
+            return None
+        kept = [*self.metrics_variables, *run.state.assigned]
+        if is_whole_step or step is None:
+            return Guard([*self.non_trainable_variables, *kept], skips)
+        step.check_graph()
+        if step.guard is None:
+            step.guard = Guard([*self.variables, *kept], skips)
+        return step.guard
 
     def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
         """What `fit` shows, when what is not finite is undone."""
@@ -546,31 +454,20 @@ class TrainingSteps(Hooks):
             logs = self.get_metrics_result()  # as they are now
         return {**logs, **skipped}
 
-    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """What `fit` shows: NaN of an epoch that was skipped as a whole.
-
-        Its loss would be 0 otherwise, and the best of all.
-        """
-        is_trained = isinstance(logs, dict) and "skipped_steps" in logs
-        if not is_trained or int(internals.loss_tracker(self).count):
-            return logs
-        counts = {"skipped_steps", "outlier_steps"}
-        return {k: v if k in counts else np.nan for k, v in logs.items()}
-
     def timed_by(self, clock: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, training steps are traced with a `run.Clock`."""
         return internals.replaced(self._step_notes, "clock", clock)
 
-    def _logs(self, passes: _Passes) -> dict[str, Any]:
+    def _logs(self, passes: Passes) -> dict[str, Any]:
         """What `fit` shows: the loss and the metrics."""
         run = passes.run
         with tf.device(run.results.device):
             internals.loss_tracker(self).update_state(
                 passes.total, sample_weight=run.micro_batches.num_rows
             )
-        return self._updated_metrics(passes)
+        return self.updated_metrics(passes)
 
-    def _updated_metrics(self, passes: _Passes) -> dict[str, Any]:
+    def updated_metrics(self, passes: Passes) -> dict[str, Any]:
         """The metrics, of which the head has not updated all."""
         x, y, sample_weight = passes.batch
         results = passes.run.results
@@ -613,39 +510,6 @@ class TrainingSteps(Hooks):
             return [*pending, *internals.added_losses(self)]
         return [*added, *super().losses]
 
-    # ------------------------------------------------------ what was skipped
-    @property
-    def skip_nonfinite(self) -> bool:
-        """Whether mini-batches that are not finite change nothing."""
-        return self._arguments.skip_nonfinite
-
-    @property
-    def skip_outliers(self) -> float | None:
-        """How far outliers are, which change nothing; None if none are."""
-        return self._arguments.skip_outliers
-
-    @property
-    def num_skipped(self) -> int:
-        """How many mini-batches were skipped, since it was new.
-
-        Saved with the model. The optimizer's iterations and these are all that
-        it has seen in training.
-        """
-        skips = self._notes.skips
-        return 0 if skips is None else skips.total
-
-    @property
-    def skipped_in_a_row(self) -> int:
-        """How many of the last mini-batches were skipped, up to now."""
-        skips = self._notes.skips
-        return 0 if skips is None else skips.in_a_row
-
-    def reset_metrics(self) -> None:
-        """Starts the metrics anew, as `fit` does when an epoch begins."""
-        super().reset_metrics()
-        if self._notes.skips is not None:
-            self._notes.skips.start_epoch()
-
     # -------------------------------------------------------- called eagerly
     def run_as_graph(self, step: Callable, data: Any, kind: str) -> Any:
         """Runs a step that was called eagerly, as `as_graph` has it."""
@@ -669,7 +533,12 @@ class TrainingSteps(Hooks):
             with internals.restoring(captured, known_to_keras):
                 self._run_in_python(kind, batch)
         with self.nothing_eager():
-            return call(traced, data)
+            if not internals.tapes_are_recording():
+                return call(traced, data)
+            # Tapes are needed in the graph, and of no use around it.
+            call(traced.get_concrete_function, data)
+            with internals.not_recording():
+                return call(traced, data)
 
     def _run_in_python(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
         """Has Python run what a step will run."""

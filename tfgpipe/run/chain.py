@@ -55,8 +55,14 @@ class Beside(NamedTuple):
     layer: int
 
 
+_LAST_OPS = "_tfgpipe_last_ops"  # an attribute of graphs
+
+
 class Chain:
     """The tasks of every device.
+
+    A step may run several mini-batches, or one twice: their activations would
+    be there at the same time if the second did not follow the first.
 
     Args:
         clock: Notes when each task runs, see `clock.py`, or None.
@@ -67,7 +73,10 @@ class Chain:
 
     def __init__(self, clock: Any):
         self._clock = clock
-        self.last_op: dict[str, Any] = {}
+        graph = internals.current_graph()
+        self.last_op: dict[str, Any] = getattr(graph, _LAST_OPS, {})
+        if graph is not None:
+            setattr(graph, _LAST_OPS, self.last_op)
         self._last_beside: dict[tuple[str, int], Any] = {}
 
     def run(

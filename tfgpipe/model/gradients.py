@@ -1,0 +1,149 @@
+"""Gradients for training steps that users write.
+
+The same passes as in a step of the pipeline's, without its update:
+
+    train_step            forward, backward, update, logs
+    loss_and_gradients    forward, backward            the user's go on
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.graphs import is_continuous
+from tfgpipe.model.step import TrainingSteps, as_graph
+
+
+def _refuse_tapes(*_: Any) -> None:
+    """Is called where a tape differentiates what has gone forward and back."""
+    raise ValueError(
+        "What `loss_and_gradients` returns must not be differentiated by a "
+        "tape: it has gone through the pipeline and back already. Received: a "
+        "`GradientTape` that asks for its gradients. Take the gradients that "
+        "it returns. For gradients with respect to inputs, or of gradients, "
+        "call the model inside the tape, `model(x, training=True)`: layer by "
+        "layer, without micro-batches."
+    )
+
+
+def _copied(tensor: tf.Tensor) -> tf.Tensor:
+    with tf.device(tensor.device):
+        return tf.identity(tensor)
+
+
+class OwnSteps(TrainingSteps):
+    """The part of `GPipe` that gives training steps their gradients."""
+
+    def loss_and_gradients(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        update_metrics: bool = True,
+    ) -> tuple[tf.Tensor, list[Any]]:
+        """Passes one mini-batch through the pipeline, forward and backward.
+
+        For a training step of one's own: what it makes of the gradients, such
+        as an update, is not this method's. It may be called in the `train_step`
+        of a subclass, or of another model, once or several times, and eagerly.
+        Weights are read when it is called: a second call sees what was assigned
+        after the first one.
+
+        As in `fit`, micro-batches go through the cells under the schedule.
+        Moving statistics, random seeds and metrics of layers are assigned once
+        for the mini-batch.
+
+        Args:
+            x: Inputs, a nest of tensors of shape (batch, ...).
+            y: Labels, a nest of tensors of shape (batch, ...), or None.
+            sample_weight: Weights of rows, as in `fit`; or None.
+            update_metrics: Whether to update the metrics of `compile`, or to
+                call an overridden `compute_metrics` with the outputs of the
+                mini-batch. The metric "loss" of `self.metrics` is not updated,
+                as `compute_loss` does not: do so where the logs shall have it.
+                Where there are several outputs, the metrics of their losses are
+                updated in any case, as by `compute_loss`.
+
+        Returns:
+            loss: That of `compute_loss`, a scalar, with all that layers add to
+                it. It cannot be differentiated.
+            gradients: A list in the order of `trainable_variables`: of each a
+                tensor of its shape, `tf.IndexedSlices`, or None where the loss
+                does not depend on it; on its device. Those of the loss itself,
+                also where the optimizer scales it against underflow. As
+                `LossScaleOptimizer.apply` divides by its scale, they must be
+                multiplied first: by `optimizer.scale_loss`.
+
+        Raises:
+            ValueError: If there is no loss, or it cannot be computed under the
+                schedule: one of whole mini-batches needs all outputs first.
+
+        Example:
+
+        >>> import numpy as np
+        >>> class Clipped(GPipe):
+        ...     def train_step(self, data):
+        ...         x, y, w = keras.utils.unpack_x_y_sample_weight(data)
+        ...         loss, gradients = self.loss_and_gradients(x, y, w)
+        ...         gradients, norm = tf.clip_by_global_norm(gradients, 1.0)
+        ...         self.optimizer.apply(gradients, self.trainable_variables)
+        ...         return {"loss": loss, "norm": norm}
+        >>> model = Clipped([keras.layers.Dense(2)], 1, num_micro_batches=2)
+        >>> model.compile("sgd", "mse")
+        >>> logs = model.train_on_batch(
+        ...     np.ones((4, 3)), np.ones((4, 2)), return_dict=True
+        ... )
+        >>> sorted(logs)
+        ['loss', 'norm']
+        """
+        self._notes.base_calls.update(["train_step", "loss_and_gradients"])
+        self.compile_as_task()
+        if self._notes.own_step is not None:
+            self._notes.own_step.is_unscaled = True
+        step = self._passed_with_metrics if update_metrics else self._passed
+        data = x, y, sample_weight
+        results = step(data)
+        if internals.tapes_are_recording():
+            if not tf.executing_eagerly():  # others are known to no tape
+                with internals.not_recording():
+                    results = tf.nest.map_structure(
+                        _copied, results, expand_composites=True
+                    )
+            flat = tf.nest.flatten(results, expand_composites=True)
+            sources = [v.value for v in self.trainable_variables]
+            sources += filter(tf.is_tensor, tree.flatten(data))
+            internals.refuse_tapes(
+                [t for t in flat if is_continuous(t)], sources, _refuse_tapes
+            )
+        return results
+
+    @as_graph("train")
+    def _passed_with_metrics(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
+        return self._loss_and_gradients(data, updates_metrics=True)
+
+    @as_graph("train")
+    def _passed(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
+        return self._loss_and_gradients(data, updates_metrics=False)
+
+    def _loss_and_gradients(
+        self, data: Any, updates_metrics: bool
+    ) -> tuple[tf.Tensor, list[Any]]:
+        passes = self.pass_both_ways(data, False, updates_metrics)
+        with tf.control_dependencies(passes.arrival):
+            run, loss, guard = passes.run, passes.loss, passes.guard
+            pairs = self.gradients_of(run, loss)
+            known = {id(v): loss.unscaled(d, v) for d, v in pairs}
+            if updates_metrics:
+                self.updated_metrics(passes)
+            if guard is not None:
+                assigned = run.state.assigned_values
+                guard.look(passes.total, pairs, assigned)
+                if self._notes.own_step is None:  # that ends it
+                    guard.end()
+            variables = self.trainable_variables
+            return passes.total, [known.get(id(v)) for v in variables]

@@ -1,0 +1,145 @@
+"""A `train_step` that a user wrote, while it runs or is traced.
+
+It gets gradients by `loss_and_gradients`, and does with them what it likes. In
+its graph
+
+* optimizers run on the devices of the variables that they get, with their
+  slots there, as in a step of the pipeline's;
+* so does whatever else is computed of gradients: each operation on the device
+  of its first input, where no other one is asked for;
+* if mini-batches are skipped that are not finite, all variables are kept from
+  the first pass on, and put back when the step ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from tfgpipe import failures, internals
+from tfgpipe.devices import placement, update_on_devices
+from tfgpipe.model.nonfinite import Guard
+
+# Whether operations that are made are those of a pipeline.
+in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
+
+_APPLY, _SCALE = (
+    [
+        internals.Replaceable(cls, name)
+        for cls in (
+            keras.optimizers.Optimizer,
+            keras.optimizers.LossScaleOptimizer,
+        )
+    ]
+    for name in ("apply", "scale_loss")
+)
+
+
+class OwnStep:
+    """A `train_step` of a subclass, while it runs or is traced.
+
+    Args:
+        variables: Returns those of the model, which may be built later.
+        place_slots: Called with an optimizer and the variables that it gets, or
+            None: creates its slots where these are, or moves them there.
+
+    Attributes:
+        guard: Undoes all that it does if it is not finite, or None.
+        is_unscaled: Whether it has taken gradients, and scaled none of them.
+    """
+
+    def __init__(
+        self,
+        variables: Callable[[], list[keras.Variable]],
+        place_slots: Callable[[Any, Any], None],
+    ):
+        self.guard: Guard | None = None
+        self.is_unscaled = False
+        self._variables = variables
+        self._place_slots = place_slots
+        self._graph = internals.current_graph()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the step may run."""
+        with contextlib.ExitStack() as stack:
+            for methods, replacement in (
+                (_APPLY, self._apply),
+                (_SCALE, self._scale),
+            ):
+                for plain in methods:
+                    method = functools.partial(replacement, plain.original)
+                    stack.enter_context(plain.by(method))
+            if self._graph is not None:
+                stack.enter_context(
+                    placement.follow_inputs([], lambda: not in_pipeline.get())
+                )
+            yield
+
+    def ended(self, logs: Any) -> Any:
+        """Undoes the step if it was not finite; returns what `fit` shows."""
+        if self.guard is None:
+            return logs
+        skipped = self.guard.end()
+        return {**logs, **skipped} if isinstance(logs, dict) else logs
+
+    def check_graph(self) -> None:
+        """Refuses another graph, such as a branch, which no guard undoes."""
+        if self._graph is None or internals.current_graph() is not self._graph:
+            where = "a branch, loop or function inside of its graph"
+            if self._graph is None:
+                where = "a step that runs eagerly"
+            raise ValueError(
+                "`skip_nonfinite` and `skip_outliers` need a `train_step` of "
+                "one graph, which calls `loss_and_gradients` and optimizers "
+                f"outside of `tf.cond`, loops and functions. Received: {where}."
+                " Move the call, or compile with run_eagerly=False; or make "
+                "the `GPipe` with skip_nonfinite=False."
+            )
+
+    def _apply(
+        self,
+        plain: Callable,
+        optimizer: Any,
+        grads: Any,
+        trainable_variables: Any = None,
+    ) -> None:
+        """Replaces the `apply` of all optimizers."""
+        variables = trainable_variables
+        if in_pipeline.get():
+            plain(optimizer, grads, variables)
+            return
+        if variables is not None:
+            variables = list(variables)
+        self._place_slots(optimizer, variables)
+        if self.is_unscaled and internals.scales_loss(optimizer):
+            failures.warn(
+                "Gradients of `loss_and_gradients` must be scaled for an "
+                "optimizer that divides them by its scale. Received: "
+                f"{type(optimizer).__name__}, and no call of its `scale_loss`: "
+                "the update is as much too small as the scale is large. Apply "
+                "`optimizer.scale_loss(gradient)` of each, or compile with "
+                "auto_scale_loss=False."
+            )
+        if self.guard is not None:
+            self.check_graph()
+            self.guard.keep(internals.slots_of_all(optimizer))
+        in_branch = internals.current_graph() is not self._graph
+        with contextlib.ExitStack() as stack:
+            if self._graph is not None:
+                stack.enter_context(
+                    update_on_devices(optimizer, self._variables(), in_branch)
+                )
+            # It may apply another one.
+            stack.enter_context(failures.setting(in_pipeline, True))
+            plain(optimizer, grads, variables)
+
+    def _scale(self, plain: Callable, optimizer: Any, loss: Any) -> Any:
+        """Replaces the `scale_loss` of all optimizers."""
+        self.is_unscaled &= in_pipeline.get()
+        return plain(optimizer, loss)
