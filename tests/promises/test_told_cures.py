@@ -1,6 +1,8 @@
 """What errors and warnings tell to do leads there: to the numbers of Keras."""
 
+import ast
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -215,3 +217,78 @@ def test_a_step_of_merged_graphs_is_checked_and_runs_eagerly():
     plain.compile(sgd(), "mse", run_eagerly=True)
     batch = merged(x), y
     assert_close(model.train_on_batch(*batch), plain.train_on_batch(*batch))
+
+
+# ------------------------------------------------- layers that devices wait for
+def wide(layer, *shape):
+    """A model in which a layer has most of the cost."""
+    keras.utils.set_random_seed(1)
+    x = keras.Input(shape)
+    h = keras.layers.GlobalAveragePooling1D()(
+        kl.Reshape((-1, 8))(layer(kl.Dense(8, "tanh")(x)))
+    )
+    return keras.Model(x, kl.Dense(2)(kl.Dense(8, "tanh")(h)))
+
+
+LARGE = {
+    "dense": (lambda: kl.Dense(1600, name="own"), (64, 8), 3),
+    "gru": (lambda: kl.GRU(64, return_sequences=True, name="own"), (64, 8), 2),
+    "conv1d": (lambda: kl.Conv1D(64, 5, name="own"), (250, 8), 4),
+    "conv3d": (lambda: kl.Conv3D(16, 3, name="own"), (9, 8, 8, 8), 3),
+}
+
+
+def with_warnings(make):
+    """What `make` returns, trained, and the warning of large layers."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model = make()
+        trained_on_rows(model)
+    texts = [str(one.message) for one in found]
+    return model, [text for text in texts if "devices wait for" in text]
+
+
+def trained_on_rows(model):
+    model.compile(sgd(), "mse")
+    x = normal(8, *model.inputs[0].shape[1:])
+    for _ in range(2):
+        model.train_on_batch(x, normal(8, 2, seed=1))
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_layer_is_warned_of_with_a_cure(kind):
+    make, shape, k = LARGE[kind]
+    _, (message,) = with_warnings(
+        lambda: tfgpipe.GPipe(wide(make(), *shape), k, 2)
+    )
+    assert f"With num_partitions={k}, devices wait for layer 'own'" in message
+    assert ("pass shards={" in message) == (kind == "dense")
+    plain = wide(make(), *shape)
+    trained_on_rows(plain)
+
+    def check(**kwargs):
+        model, told_again = with_warnings(
+            lambda: tfgpipe.GPipe(
+                wide(make(), *shape), num_micro_batches=2, **kwargs
+            )
+        )
+        assert not told_again
+        assert_close(weights(model), weights(plain))
+
+    if kind == "dense":
+        text = message.partition("shards=")[2].removesuffix(".")
+        check(num_partitions=k, shards=ast.literal_eval(text))
+        return
+    (count,) = re.findall(r"pass num_partitions=(\d)", message)
+    check(num_partitions=int(count))
+    (text,) = re.findall(r"`tfgpipe.PipelineStrategy\((.*)\)`", message)
+    with tfgpipe.PipelineStrategy(*ast.literal_eval(text)).scope():
+        check()
+
+
+@pytest.mark.parametrize("units", [8, 80])
+def test_what_takes_no_time_is_not_warned_of(units):
+    _, found = with_warnings(
+        lambda: tfgpipe.GPipe(wide(kl.Dense(units), 2, 8), 4, 2)
+    )
+    assert not found

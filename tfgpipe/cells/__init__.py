@@ -5,7 +5,7 @@ of each cell's tasks out of it, `CellTasks`.
 """
 
 from tfgpipe.cells.cell import Cell, LayerCall, counts_of_shards, shards_of
-from tfgpipe.cells.columns import WITH_COLUMNS, columns_of, computes_columns
+from tfgpipe.cells.columns import WITH_COLUMNS, computes_columns, num_columns
 from tfgpipe.cells.head_tasks import HeadTasks
 from tfgpipe.cells.metrics_beside import TasksBesideMetrics
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
@@ -37,12 +37,12 @@ __all__ = [
     "Tracer",
     "as_number",
     "cell_of_call",
-    "columns_of",
     "computes_columns",
     "counts_of_shards",
     "is_named",
     "is_whole",
     "makers",
+    "num_columns",
     "outline",
     "shape_trace",
     "shards_of",

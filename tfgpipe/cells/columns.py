@@ -157,6 +157,12 @@ def columns_of(
     return _found(layer, {"reverse_embeddings": 1})
 
 
+def num_columns(layer: Any, count: int) -> int:
+    """Returns how many columns a layer has for `count` groups; 0 for none."""
+    columns = columns_of(layer, count) if computes_columns(layer) else None
+    return 0 if columns is None else columns.size
+
+
 def _reversible() -> tuple[Any, ...]:
     found = getattr(kl, "ReversibleEmbedding", None)  # not in all versions
     return () if found is None else (found.call,)

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,14 +18,23 @@ from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
-from tfgpipe.model.shards import apart, check_whole, shard_cells, sharded
+from tfgpipe.model.shards import (
+    apart,
+    check_whole,
+    shard_cells,
+    sharded,
+    shards_for,
+)
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs, too_many_cells
 from tfgpipe.state import RandomState
 
-# A larger part of the cost than this many times that of an even cell is told.
-_UNEVEN = 1.25
+# It is told that devices wait for a layer for more of a step than this, where a
+# step takes time: with fewer FLOPs of a row, forward, a hundred rows take as
+# long as tasks take to start, which is milliseconds.
+_WAITING = 1 / 3
+_FEW_FLOPS = 1e6
 
 # Bytes that a cell makes of a row: below, no groups. How many there may be, and
 # what of the bytes more of them may leave.
@@ -168,7 +178,7 @@ def _cells(
 ) -> Iterator[Cell]:
     """The cells; `width` is that of the outputs, in bytes of a row."""
     source, k = arguments.source, arguments.num_partitions
-    shards = sharded(arguments)
+    shards, total = sharded(arguments), sum(costs)
     costs = [
         cost / arguments.num_shards(shards.get(id(step.operation)))
         for cost, step in zip(costs, source.steps)
@@ -179,7 +189,7 @@ def _cells(
         raise ValueError(too_many_cells(k, len(costs)))
     else:
         counts = source.cut(costs, k)
-        _tell_of_large(source, costs, k)
+        _tell_of_large(arguments, costs, total)
     check_groups(arguments.remat_groups or 1, counts)
     start = index = 0
     has_before = False
@@ -242,21 +252,35 @@ def _groups(
     return found
 
 
-def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:
-    """Warns of a layer with most of the cost, for which all cells wait."""
+def _tell_of_large(
+    arguments: Arguments, costs: Sequence[float], total: float
+) -> None:
+    """Warns of a layer for which devices wait, however the model is cut.
+
+    `costs` are those of one shard of each layer, `total` of all shards.
+    """
+    source, k = arguments.source, arguments.num_partitions
+    num_devices = len({*arguments.grid[0]})
     cost, step = max(zip(costs, source.steps), key=lambda pair: pair[0])
-    layer = step.layer
-    share = cost / (sum(costs) or 1.0)
-    # Of two cells, one has half in any case.
-    if share <= max(0.5, _UNEVEN / k):
+    share = cost / (total or 1.0)
+    waiting = 1 - 1 / max(1.0, share * num_devices)
+    if waiting <= _WAITING or sum(source.flops) < _FEW_FLOPS:
         return
-    why = ""
-    if internals.is_keras(type(layer)) and not isinstance(layer, keras.Model):
-        why = " Keras's own layers stay whole."
+    # So many devices do not wait so long.
+    fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
+    replicas = num_devices // fewer
+    if shards := shards_for(arguments, step, num_devices):
+        cure = f"pass shards={shards}"
+    elif arguments.num_replicas == 1 and replicas > 1:
+        cure = (
+            f"pass num_partitions={fewer}, or make it in the scope of "
+            f"`tfgpipe.PipelineStrategy({replicas}, {fewer})`, which shares "
+            "out rows"
+        )
+    else:
+        cure = f"pass num_partitions={fewer}"
     failures.warn(
-        f"Cells must have nearly equal costs, or devices wait for the slowest. "
-        f"Received: layer '{layer.name}', which has {share:.0%} of the cost of "
-        f"all layers, and {k} cells.{why} Ask for fewer cells, or for `shards` "
-        "of it on several devices. What you cut yourself by `layers_per_cell` "
-        "is not warned of."
+        f"With num_partitions={k}, devices wait for layer '{step.layer.name}' "
+        f"for {waiting:.0%} of a step, as it has {share:.0%} of the cost of "
+        f"all layers: {cure}."
     )

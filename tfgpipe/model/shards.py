@@ -9,10 +9,11 @@ from tfgpipe.arguments import Arguments
 from tfgpipe.cells import (
     WITH_COLUMNS,
     Cell,
-    columns_of,
     computes_columns,
     is_named,
+    num_columns,
 )
+from tfgpipe.devices import names
 
 
 def sharded(arguments: Arguments) -> dict[int, Any]:
@@ -24,17 +25,12 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
     calls = arguments.source.steps
     found: dict[int, Any] = {}
     for name, given in arguments.shards.items():
-        own = {
-            id(step.operation): step.operation
-            for step in calls
-            if is_named(step.section, name)
-        }
+        own = _named(arguments, name)
         if not own:
             have = dict.fromkeys(
                 step.section.name
                 for step in calls
-                if computes_columns(step.operation)
-                and columns_of(step.operation, 2) is not None
+                if num_columns(step.operation, 2)
             )
             raise ValueError(
                 "`shards` must name layers that the model calls. Received: "
@@ -54,12 +50,10 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
 
 def _check(layer: Any, name: str, given: Any, count: int) -> None:
     """Refuses layers that have not so many columns."""
-    is_known = computes_columns(layer)
-    columns = columns_of(layer, count) if is_known else None
-    size = 0 if columns is None else columns.size
+    size = num_columns(layer, count)
     if size < count:
         cure = ""
-        if not is_known:
+        if not computes_columns(layer):
             cure = (
                 "; or say `is_column_wise = True` in a subclass that keeps "
                 "Keras's `call`, and whose columns need nothing of each other"
@@ -71,6 +65,39 @@ def _check(layer: Any, name: str, given: Any, count: int) -> None:
             f"'{layer.name}' of class {type(layer).__name__}, which has "
             f"{size}. Leave it out, or ask for fewer{cure}."
         )
+
+
+def shards_for(arguments: Arguments, step: Any, count: int) -> str | None:
+    """Returns `shards` for a layer that has none, as text; None if it cannot.
+
+    Args:
+        arguments: The arguments of the `GPipe`.
+        step: The call of the layer.
+        count: How many shards there are at most.
+    """
+    layer = step.operation
+    count = min(count, num_columns(layer, count))
+    is_refused = (
+        count < 2
+        or arguments.head_parts > 1
+        or names.only_compiles(arguments.devices)
+        or id(layer) in sharded(arguments)
+    )
+    if is_refused:
+        return None
+    parts = step.section.name.split("/")
+    ends = ["/".join(parts[i:]) for i in reversed(range(len(parts)))]
+    found = (end for end in ends if len(_named(arguments, end)) == 1)
+    return f"{ {**arguments.shards, next(found, ends[-1]): count} }"
+
+
+def _named(arguments: Arguments, name: str) -> dict[int, Any]:
+    """The layers of a name, by their ids."""
+    return {
+        id(step.operation): step.operation
+        for step in arguments.source.steps
+        if is_named(step.section, name)
+    }
 
 
 def apart(

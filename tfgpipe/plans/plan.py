@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,6 +15,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.arguments import Arguments, check_groups
+from tfgpipe.cells import num_columns
 from tfgpipe.checks import (
     as_count,
     checked_choice,
@@ -36,7 +37,12 @@ from tfgpipe.devices import (
 )
 from tfgpipe.devices import names as device_names
 from tfgpipe.plans.prediction import Prediction, Setting, predict
-from tfgpipe.plans.search import PlanProblem, fastest_settings, smallest
+from tfgpipe.plans.search import (
+    PlanProblem,
+    can_fit,
+    fastest_settings,
+    smallest,
+)
 from tfgpipe.plans.workload import (
     Machine,
     Workload,
@@ -336,7 +342,7 @@ def plan(
     if setting is None:
         choices = fastest_settings(problem, NUM_CHOICES)
         if not choices:
-            _raise_nothing_fits(problem, model.sizes)
+            _raise_nothing_fits(problem, model)
     else:
         wanted = user_setting(
             problem, layers, names, setting, source.steps_per_cell
@@ -413,14 +419,19 @@ def _replicas(num_replicas: Any, num_devices: int) -> tuple[int, ...]:
     return (count,)
 
 
-def _raise_nothing_fits(
-    problem: PlanProblem, sizes: Sequence[LayerSize]
-) -> None:
+def _raise_nothing_fits(problem: PlanProblem, model: SizedModel) -> None:
     """Says what would fit, and which layer is largest."""
     limit = _mib(problem.limit)
-    largest = max(sizes, key=_held_for_weights)
+    sizes, layers = model.sizes, model.placed.layers
+    largest, layer = max(
+        zip(sizes, layers, strict=True),
+        key=lambda pair: _held_for_weights(pair[0]),
+    )
     nearest = smallest(problem)
     setting = nearest.setting
+    cures = [*_cures(problem), "make layers smaller"]
+    if num_columns(layer, 2):
+        cures.append("pass `shards` of that layer to `GPipe`, without a plan")
     raise ValueError(
         "`memory_limit` must be enough for some number of cells and "
         f"micro-batches. Received: {limit} for each of {problem.num_devices} "
@@ -431,9 +442,31 @@ def _raise_nothing_fits(
         f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}, "
         f"weights_on={setting.weights_on!r}. The largest layer is "
         f"'{largest.name}', whose weights, slots and gradients take "
-        f"{_mib(_held_for_weights(largest))}. Use more devices, a smaller "
-        "mini-batch, or smaller layers; or `shards` of `GPipe` for that layer."
+        f"{_mib(_held_for_weights(largest))}. "
+        f"To make it fit, {', or '.join(cures)}."
     )
+
+
+def _cures(problem: PlanProblem) -> Iterator[str]:
+    """Says with how many devices, or which rows, a plan is predicted to fit."""
+    replicas = min(problem.num_replicas)
+
+    def fits(**changed: int) -> bool:
+        replaced = {"num_replicas": (replicas,), **changed}
+        return can_fit(dataclasses.replace(problem, **replaced))
+
+    count = 2 * problem.num_devices
+    while count <= problem.num_layers * replicas:
+        if fits(num_devices=count):
+            yield f"use {count} devices"
+            break
+        count *= 2
+    rows = problem.batch_size // 2
+    while rows >= replicas:
+        if fits(batch_size=rows):
+            yield f"pass batch_size={rows}"
+            break
+        rows //= 2
 
 
 def _mib(count: float) -> str:

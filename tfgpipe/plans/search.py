@@ -186,22 +186,8 @@ def smallest(problem: PlanProblem) -> Prediction:
 
     Weights are on the host, if they may be.
     """
-    rows = problem.batch_size // min(problem.num_replicas)
-    replicas, d = max(_grids(problem), key=lambda grid: grid[1])
-    chunks = [c for _, c in _HOST_SHAPES if c * d <= problem.num_layers]
-    k = max([1, *chunks]) * d
-    counts = _micro_batches(rows, d)
-    m = max([1, *(n for n in counts if 3 * n * k <= _MOST_ON_HOST)])
-    workload = problem.workload(replicas, m)
-    setting = Setting(
-        replicas,
-        d,
-        _even_cut(problem, workload, k),
-        m,
-        "breadth_first",
-        ("always",) * k,
-        weights_on="host" if problem.has_host else "devices",
-    )
+    setting = _setting_of_least(problem)
+    workload = problem.workload_for(setting)
     found = predict(workload, setting, problem.machine)
     # The least memory in which it fits.
     low, high = 0.0, float(max(found.device_bytes))
@@ -214,6 +200,30 @@ def smallest(problem: PlanProblem) -> Prediction:
         else:
             found, high = fits, middle
     return found
+
+
+def can_fit(problem: PlanProblem) -> bool:
+    """Whether the setting that holds least can be made to fit."""
+    return prediction_that_fits(problem, _setting_of_least(problem)) is not None
+
+
+def _setting_of_least(problem: PlanProblem) -> Setting:
+    rows = problem.batch_size // min(problem.num_replicas)
+    replicas, d = max(_grids(problem), key=lambda grid: grid[1])
+    chunks = [c for _, c in _HOST_SHAPES if c * d <= problem.num_layers]
+    k = max([1, *chunks]) * d
+    counts = _micro_batches(rows, d)
+    m = max([1, *(n for n in counts if 3 * n * k <= _MOST_ON_HOST)])
+    workload = problem.workload(replicas, m)
+    return Setting(
+        replicas,
+        d,
+        _even_cut(problem, workload, k),
+        m,
+        "breadth_first",
+        ("always",) * k,
+        weights_on="host" if problem.has_host else "devices",
+    )
 
 
 # From the fastest on; those of recomputations hold less, the more micro-batches

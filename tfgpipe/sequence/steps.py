@@ -64,6 +64,7 @@ class Source:
         steps: What cells are made of, once inputs are known.
         live_bytes: What crosses if a cell begins with a step, for one row.
         made_bytes: What each step makes, for one row.
+        flops: FLOPs of each step's forward pass, for one row.
         arguments: What each call was given in that run.
         input_spec: Nest of `keras.KerasTensor`s that comes in, or None.
         problems: What is wrong.
@@ -81,11 +82,11 @@ class Source:
         self.steps: list[SectionCall] = []
         self.live_bytes: list[int] = []
         self.made_bytes: list[int] = []
+        self.flops: list[float] = []
         self.input_spec: Any = None
         self.problems: list[str] = []
         self.arguments: list[tuple[Any, ...]] = []
         self._counts: list[int] = []  # steps of each call
-        self._flops: list[float] = []
         self._traced: TracedModel | None = None
         self._apart: Collection[str] = ()
 
@@ -148,7 +149,7 @@ class Source:
         found, output = self._run(spec, is_split)
         self.steps, self.live_bytes = found.steps, found.live_bytes
         self.made_bytes = found.made_bytes
-        self._flops = found.flops
+        self.flops = found.flops
         return found, output
 
     def _run(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
@@ -253,7 +254,7 @@ class Source:
         """The costs of the steps: of each call's, or by FLOPs for None."""
         found: list[float] = []
         for cost, count in zip(costs, self._counts, strict=True):
-            own = self._flops[len(found) : len(found) + count]
+            own = self.flops[len(found) : len(found) + count]
             if cost is not None:
                 parts = own if any(own) else [1.0] * count
                 own = [cost * (part / sum(parts)) for part in parts]

@@ -123,7 +123,28 @@ def test_what_does_not_fit_is_named():
         planned(layers, memory_limit=1000)
     text = str(info.value)
     assert "The nearest needs" in text and "weights_on='host'" in text
-    assert "Use more devices" in text
+    # No devices and no rows are enough for the weights of that layer.
+    assert "To make it fit, make layers smaller, or pass `shards` of" in text
+
+
+def test_what_is_told_of_a_plan_that_does_not_fit_makes_it_fit():
+    def fitted(rows=64, devices=2):
+        layers = [keras.Input((256,)), *(kl.Dense(256) for _ in range(8))]
+        return tfgpipe.plan(
+            layers, rows, devices=devices, machine="v100", memory_limit=1.28e6
+        )
+
+    told = "To make it fit, use 8 devices, or pass batch_size=1, or make"
+    with pytest.raises(ValueError, match=told):
+        fitted()
+    for kwargs in ({"devices": 8}, {"rows": 1}):
+        assert max(fitted(**kwargs).device_bytes) <= 1.28e6
+
+
+def test_rows_and_shards_that_lead_nowhere_are_not_told():
+    layers = [keras.Input((64, 8)), kl.GRU(64), kl.Dense(2)]
+    with pytest.raises(ValueError, match=r"fit, make layers smaller\.$"):
+        tfgpipe.plan(layers, 1, devices=2, machine="v100", memory_limit=1e4)
 
 
 def test_slots_are_those_of_the_optimizer():

@@ -1,7 +1,9 @@
 """Steps: calls of a list or a model, and what is inside of large ones."""
 
 import functools
+import importlib
 import warnings
+from unittest import mock
 
 import keras
 import numpy as np
@@ -21,6 +23,9 @@ def test_calls_of_a_nested_model_take_its_place():
     assert names(siamese()).count("Dense") == 5
     assert "Sequential" not in names(siamese())
     assert "Functional" not in names(nested())
+
+
+build = importlib.import_module("tfgpipe.model.build")
 
 
 class Around(kl.Layer):
@@ -317,21 +322,27 @@ def test_nested_model_takes_of_a_dict_what_it_takes_in_keras(are_named):
 
 
 def warned(layers, num_partitions=2, **kwargs):
-    """What is said of cells when they are made."""
-    with warnings.catch_warnings(record=True) as found:
+    """Returns what is said of cells, as if a step took time."""
+    with (
+        mock.patch.object(build, "_FEW_FLOPS", 0.0),
+        warnings.catch_warnings(record=True) as found,
+    ):
         warnings.simplefilter("always")
         model = tfgpipe.GPipe(layers, num_partitions, **kwargs)
         model.predict(np.ones((2, 3, 4)), verbose=0)
         model.predict(np.ones((4, 3, 4)), verbose=0)
     texts = [str(one.message) for one in found]
-    return [text for text in texts if text.startswith("Cells must have")]
+    return [text for text in texts if "devices wait for layer" in text]
 
 
 def test_layer_of_keras_with_most_of_the_cost_is_warned_of():
     attend = functional_attention()
     (message,) = warned(attend)
-    assert "% of the cost of all layers, and 2 cells." in message
-    assert "Keras's own layers stay whole. Ask for fewer cells," in message
+    name = attend.layers[1].name
+    assert f"With num_partitions=2, devices wait for layer '{name}'" in message
+    assert (
+        f"% of the cost of all layers: pass shards={{'{name}': 2}}" in message
+    )
 
 
 def functional_attention():
@@ -346,8 +357,14 @@ def test_layer_of_a_list_that_is_cut_inside_is_not_warned_of():
 def test_layer_with_most_of_the_cost_is_warned_of_with_a_cure():
     layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(80, name="own")]
     (message,) = warned([*layers, kl.Dense(1)], 3)
-    assert "layer 'own', which has" in message
-    assert "and 3 cells. Keras's own layers stay whole. Ask" in message
+    assert "With num_partitions=3, devices wait for layer 'own'" in message
+    assert message.endswith("pass shards={'own': 3}.")
+
+
+def test_wait_of_a_third_of_a_step_is_not_warned_of():
+    layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(8)]
+    assert not warned(layers)  # two thirds of the cost, in one of two cells
+    assert warned([*layers[:2], kl.Dense(16)])
 
 
 def test_cells_that_are_cut_by_hand_are_not_warned_of():
