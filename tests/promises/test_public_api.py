@@ -88,7 +88,7 @@ def test_profile_takes_the_arguments_it_promises():
         "{micro_batch_sizes=None}",
         "{device=None}",
         "{seconds=30.0}",
-        "{jit_compile=False}",
+        "{jit_compile='auto'}",
         "{optimizer='adam'}",
         "{verbose='auto'}",
     ]

@@ -452,7 +452,7 @@ def _cures(problem: PlanProblem) -> Iterator[str]:
     replicas = min(problem.num_replicas)
 
     def fits(**changed: int) -> bool:
-        replaced = {"num_replicas": (replicas,), **changed}
+        replaced: dict[str, Any] = {"num_replicas": (replicas,), **changed}
         return can_fit(dataclasses.replace(problem, **replaced))
 
     count = 2 * problem.num_devices
