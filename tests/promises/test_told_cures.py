@@ -292,3 +292,90 @@ def test_what_takes_no_time_is_not_warned_of(units):
         lambda: tfgpipe.GPipe(wide(kl.Dense(units), 2, 8), 4, 2)
     )
     assert not found
+
+
+# ------------------------------------------------------ steps and states of own
+def network():
+    keras.utils.set_random_seed(1)
+    x = keras.Input((8,))
+    return keras.Model(x, kl.Dense(8)(kl.Dense(16, "tanh")(x)))
+
+
+class Diffusion(keras.Model):
+    """As on keras.io: no `call`, and a step that makes its data."""
+
+    def __init__(self):
+        super().__init__()
+        self.normalizer = kl.Normalization()
+        self.network = network()
+        self.average = keras.models.clone_model(self.network)
+        self.average.set_weights(self.network.get_weights())
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def train_step(self, data):
+        x = self.normalizer(data)
+        noise = keras.random.normal(ops.shape(x), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            made = self.network(x + noise, training=True)
+            loss = self.compute_loss(None, noise, made)
+        weights = self.network.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights))
+        for mean, weight in zip(self.average.weights, self.network.weights):
+            mean.assign(0.9 * mean + 0.1 * weight)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("optimizer", [sgd, keras.optimizers.Adam])
+def test_model_with_a_step_and_no_call_becomes_a_subclass(optimizer):
+    text = told(ValueError, tfgpipe.GPipe, Diffusion(), 2)
+    assert "pass that model to a subclass of `tfgpipe.GPipe`" in text
+    denoiser = documented("docs/training.md", "Denoiser")
+    pictures, found = normal(12, 8), []
+    for make in (Diffusion, lambda: denoiser(network(), num_partitions=2)):
+        model = make()
+        model.normalizer.adapt(pictures)
+        model.compile(optimizer(), "mse")
+        model.fit(pictures, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        trained = getattr(model, "network", None) or model.model
+        found.append((weights(trained), weights(model.average)))
+    assert_close(found[1], found[0])
+
+
+def recurrent(is_stateful):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((5, 3), batch_size=ROWS if is_stateful else None)
+    if is_stateful:
+        layers = [kl.GRU(6, return_sequences=True, stateful=True)]
+        layers += [kl.LSTM(5, return_sequences=True, stateful=True)]
+        return keras.Model(x, kl.Dense(2)(layers[1](layers[0](x))))
+    starts = [keras.Input((units,)) for units in (6, 5, 5)]
+    options = {"return_sequences": True, "return_state": True}
+    h, end = kl.GRU(6, **options)(x, initial_state=starts[0])
+    h, *ends = kl.LSTM(5, **options)(h, initial_state=starts[1:])
+    return keras.Model([x, *starts], [kl.Dense(2)(h), end, *ends])
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 2)])
+def test_stateful_layers_become_inputs_and_outputs(k, m):
+    text = told(ValueError, tfgpipe.GPipe, recurrent(True), k)
+    assert "make the states inputs and outputs of the model" in text
+    stateful = documented("docs/training.md", "Stateful")
+    x, y, found = normal(3 * ROWS, 5, 3), normal(3 * ROWS, 5, 2), []
+    shapes = [(ROWS, units) for units in (6, 5, 5)]
+    for model in (
+        recurrent(True),
+        stateful(
+            recurrent(False), shapes, num_partitions=k, num_micro_batches=m
+        ),
+    ):
+        model.compile(sgd(), "mse")
+        history = model.fit(x, y, ROWS, 2, shuffle=False, verbose=0).history
+        found.append(
+            (
+                history,
+                [w.numpy() for w in model.trainable_weights],
+                model.evaluate(x, y, ROWS, verbose=0),
+            )
+        )
+    assert_close(found[1], found[0])

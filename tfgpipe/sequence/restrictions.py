@@ -138,7 +138,10 @@ def _unsupported(
     if getattr(layer, "stateful", False) is True:
         return (
             "stateful=True, which keeps a state for every row of a batch. "
-            "Pass stateful=False."
+            "Pass stateful=False, and make the states inputs and outputs of "
+            "the model, by `initial_state` and return_state=True: a subclass "
+            "of `GPipe` hands them on from batch to batch, see "
+            "docs/training.md#states-from-batch-to-batch."
         )
     if internals.remat_mode(layer) is not None:
         return (

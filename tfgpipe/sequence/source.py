@@ -93,10 +93,21 @@ def _check_model(model: keras.Model) -> None:
     cls = type(model)
     has_none = cls.call is keras.Model.call and "call" not in vars(model)
     if _has_own_call(model) and has_none:
+        cure = (
+            "Define `call` in its class, or pass `keras.Model(inputs, outputs)`"
+        )
+        if cls.train_step is not keras.Model.train_step:
+            cure = (
+                "Its `train_step` says what it trains: pass that model to a "
+                "subclass of `tfgpipe.GPipe`, which holds the rest, such as a "
+                "normaliser and an average of the weights, and whose "
+                "`train_step` makes inputs and labels and calls "
+                "`super().train_step((x, y))`, see "
+                "docs/training.md#training-of-your-own"
+            )
         raise ValueError(
             "A model must have a `call`, or be functional. Received: "
-            f"'{model.name}', a {cls.__name__} with neither. Define `call` in "
-            "its class, or pass `keras.Model(inputs, outputs)`."
+            f"'{model.name}', a {cls.__name__} with neither. {cure}."
         )
     if _has_own_call(model) and model.activity_regularizer is not None:
         raise ValueError(

@@ -201,9 +201,15 @@ def _hash(texts: list[str]) -> str:
 def _problems(model: keras.Model) -> list[str]:
     """What of the inputs a pipeline cannot take."""
     found = []
+    # Layers with a state for each row ask for their number, and are refused.
+    is_stateful = any(
+        getattr(layer, "stateful", False) is True
+        for layer in internals.flat_layers(model)
+    )
     for tensor in model.inputs:
         of = f"the input '{tensor.name}' of model '{model.name}'"
-        if not tensor.shape or tensor.shape[0] is not None:
+        has_rows = not tensor.shape or tensor.shape[0] is not None
+        if has_rows and not is_stateful:
             found.append(
                 f"A model must take batches of any size. Received: {of}, of "
                 f"shape {tensor.shape}. Make it with `keras.Input(shape)`, "
