@@ -65,6 +65,17 @@ def embedded():
     ]
 
 
+def recommending():
+    """A table beside layers that are small."""
+    return [
+        keras.Input((5,), dtype="int32"),
+        kl.Embedding(90, 8),
+        kl.Flatten(),
+        kl.Dense(8, "relu"),
+        kl.Dense(2),
+    ]
+
+
 def recurrent():
     return [kl.Embedding(9, 8, mask_zero=True), kl.LSTM(8), kl.Dense(2)]
 
@@ -113,6 +124,12 @@ CASES = {
     ),
     "embedding": (embedded, TOKENS, momentum, {}),
     "masks": (embedded, TOKENS, ko.Adam, {"devices": [1, 0]}),
+    "table on the host": (
+        recommending,
+        TOKENS,
+        momentum,
+        {"devices": [1, 0], "layers_per_cell": [1, 3], "schedule": "1f1b"},
+    ),
     "recurrent": (recurrent, TOKENS, momentum, {"remat": "always"}),
     "convolution": (convolved, VECTORS, ko.Adam, {}),
     "attention": (attending, VECTORS, momentum, {}),
@@ -144,7 +161,8 @@ WITH_REPLICAS = {
 }
 # Where all devices are such ones, Adam moves all rows of an embedding, and
 # says so.
-IN_WORKERS = [name for name in CASES if name != "masks"] + [*WITH_REPLICAS]
+ON_HOST = ["masks", "table on the host"]
+IN_WORKERS = [name for name in CASES if name not in ON_HOST] + [*WITH_REPLICAS]
 
 
 def trained(make_model, x, optimizer):
@@ -176,6 +194,21 @@ def fitted(model, x):
     )
 
 
+def check_table(model, x):
+    """Of the weights, only the table is on the host; its gradient is sparse."""
+    on_host = [w.path for w in model.weights if "XLA" not in w.value.device]
+    assert [path.split("/")[-1] for path in on_host] == ["embeddings"], on_host
+    applied, apply = [], model.optimizer.apply_gradients
+    model.optimizer.apply_gradients = lambda pairs: (
+        applied.extend(pairs) or apply(applied)
+    )
+    tf.function(model.train_step, autograph=False).get_concrete_function(
+        (tf.constant(x[:BATCH]), tf.constant(Y[:BATCH]))
+    )
+    assert isinstance(applied[0][0], tf.IndexedSlices)
+    assert not any(isinstance(g, tf.IndexedSlices) for g, _ in applied[1:])
+
+
 def difference(found, expected):
     pairs = zip(
         keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
@@ -200,6 +233,8 @@ def run(name, names):
 
     model, found = trained(pipeline, x, optimizer)
     devices = sorted({w.value.device for w in model.weights})
+    if name == "table on the host":
+        check_table(model, x)
     if name == "saved":  # and goes on in another number of cells
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.keras")

@@ -13,7 +13,7 @@ import compiled_device
 import pytest
 from processes import ROOT
 
-QUICK = ["last cell", "embedding"]
+QUICK = ["last cell", "embedding", "table on the host"]
 
 
 CASES = list(compiled_device.CASES)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from by_schedule import dealt, values
+from crossing import sent_tensors
 from device_names import names
 from graphs import step_graph
 from keras import layers as kl
@@ -251,3 +252,83 @@ def test_layers_run_on_the_devices_of_their_cells_all_the_same():
     model.fit(*data(), verbose=0)
     y = model(tf.constant(data()[0]))
     assert not same_device(y.device, HOST)
+
+
+WORDS, ROWS = 500, 8
+
+
+def with_table(make=keras.Sequential, **kwargs):
+    """A table beside layers that are small."""
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.Input((6,), dtype="int32"),
+        kl.Embedding(WORDS, 4),
+        kl.Flatten(),
+        kl.Dense(8, "tanh"),
+        kl.Dense(2),
+    ]
+    return make(layers, **kwargs)
+
+
+def on_host(**kwargs):
+    cells = {"devices": names(3), "layers_per_cell": [1, 2, 1]}
+    return with_table(tfgpipe.GPipe, num_partitions=3, **cells, **kwargs)
+
+
+def words():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, WORDS, (3 * ROWS, 6)).astype("int32")
+    return x, rng.normal(size=(3 * ROWS, 2)).astype(keras.config.floatx())
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        lambda: keras.optimizers.Adam(0.01),
+    ],
+    ids=["momentum", "adam"],
+)
+def test_numbers_of_a_table_in_a_cell_on_the_host_are_keras_s(
+    optimizer, schedule, float64
+):
+    found = []
+    for model in (
+        with_table(),
+        on_host(num_micro_batches=4, schedule=schedule),
+    ):
+        model.compile(optimizer(), "mse")
+        model.fit(*words(), ROWS, 2, shuffle=False, verbose=0)
+        found.append([w.numpy() for w in model.weights])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_rows_of_a_table_on_the_host_cross_and_its_gradient_is_sparse(m):
+    model, applied = on_host(num_micro_batches=m), []
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    apply = model.optimizer.apply_gradients
+
+    def noting(pairs):
+        applied.extend(pairs)
+        apply(pairs)
+
+    model.optimizer.apply_gradients = noting
+    x, y = (array[:ROWS] for array in words())
+    sent = sent_tensors(model, x, y)
+    slices, table = applied[0]
+    assert isinstance(slices, tf.IndexedSlices)
+    assert slices.values.shape == (ROWS * 6, 4)
+    slots = [v for v in model.optimizer.variables if v.shape == table.shape]
+    assert len(slots) == 2
+    for variable in (table, *slots):
+        assert same_device(variable.value.device, HOST)
+    # Forward the rows that are looked up, and back their gradients.
+    crossing = [
+        shape
+        for source, target, shape, _ in sent
+        if HOST in (source, target) and np.prod(shape) > 2 * ROWS
+    ]
+    assert crossing == [(ROWS // m, 6, 4)] * 2 * m
