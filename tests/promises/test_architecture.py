@@ -246,6 +246,45 @@ def test_library_asserts_nothing(module):
     assert not asserts  # they vanish under -O
 
 
+# Where what is copied is the engine's: values of variables and of cells, data
+# before any layer runs, sizes. What hangs on it is none, or hung on it again.
+COPIES = {
+    "cells/model_trace",
+    "cells/tracer",
+    "checkpoints/writer",
+    "devices/placement",
+    "devices/update",
+    "exactness/check",
+    "exactness/layers",
+    "generation/groups",
+    "graphs/cut",
+    "internals/keras",
+    "micro_batches",
+    "model/rehearsal",
+    "model/run_eagerly",
+    "profiles/profiler",
+    "run/chain",
+    "run/clock",
+    "run/offloads",
+    "run/results",
+    "state/flow",
+    "state/rules",
+    "state/scope",
+}
+
+
+def test_tensors_of_users_are_copied_with_what_hangs_on_them():
+    """By `internals.copies_of`: a mask was lost where a layer was sharded."""
+    copying = {
+        str(module)
+        for module in MODULES
+        for node in ast.walk(parsed(module))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in ("tf.identity", "tf.identity_n")
+    }
+    assert copying == COPIES
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_library_sets_nothing_on_handles(module):
     """`test_bugs.py` tells why."""

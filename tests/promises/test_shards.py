@@ -403,6 +403,36 @@ def test_attention_is_computed_by_heads(m, devices):
     assert_close(trained(model), trained(attending()))
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore:.*an input with a mask")
+@pytest.mark.parametrize(
+    "residual", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_masks_of_queries_come_to_heads_and_go_on(residual):
+    """They were lost: rows of padding attended, and so did what follows."""
+
+    def model():
+        keras.utils.set_random_seed(2)
+        words = keras.Input((LENGTH,), dtype="int32")
+        h = kl.Embedding(WORDS, 6, mask_zero=True)(words)
+        y = kl.MultiHeadAttention(3, 4, name="own")(h, h)
+        y = kl.Add()([h, y]) if residual else y
+        y = (kl.GlobalAveragePooling1D() if residual else kl.Flatten())(y)
+        return keras.Model(words, kl.Dense(2)(y))
+
+    def trained(model):
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        rng = np.random.default_rng(0)
+        x, y = rng.integers(0, 3, (9, LENGTH)), rng.standard_normal((9, 2))
+        history = model.fit(x, y, 6, 2, shuffle=False, verbose=0).history
+        outputs = model.predict(x, verbose=0)
+        return [*history.values(), outputs, *model.get_weights()]
+
+    found = trained(pipeline(model(), m=1, shards={"own": names(8)[4:6]}))
+    for a, b in zip(found, trained(model()), strict=True):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+
+
 @pytest.mark.parametrize("arguments", [{"heads": 1}, {"dropout": 0.1}], ids=str)
 def test_attention_that_has_no_columns_is_refused(arguments):
     with pytest.raises(ValueError, match="without dropout"):

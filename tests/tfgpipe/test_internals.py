@@ -1818,6 +1818,25 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
     assert of_nothing == {}
 
 
+def test_copies_have_what_hangs_on_a_tensor():
+    @tf.function
+    def run(x):
+        x.note, x._keras_mask = "a user's", x > 0
+        one, other = internals.copies_of(x, 2, lambda a, b: a - b)
+        for copy in (one, other, *internals.copies_of(x, 1)):
+            assert copy is not x
+            assert copy.note == x.note
+            assert internals.get_mask(copy) is internals.get_mask(x)
+        (d,) = tf.gradients(3.0 * one + other, x)
+        return d
+
+    np.testing.assert_array_equal(run(tf.ones([2])), [2.0, 2.0])
+    eager = tf.ones([2])
+    internals.set_mask(eager, eager > 0)
+    (copy,) = internals.copies_of(eager, 1)
+    assert internals.get_mask(copy) is internals.get_mask(eager)
+
+
 def test_what_a_user_hangs_on_tensors_is_found():
     found = []
 

@@ -270,13 +270,16 @@ def in_columns(
             )
         _check_mask(layer, kwargs.get("attention_mask"))
         made = []
-        copies = _handed_out((args, kwargs), count)
+        copies, known = _handed_out((args, kwargs), count)
         for i, pieces in enumerate(columns.pieces(count)):
             begin(i)
             with reading(pieces), columns.without_left():
                 own_args, own_kwargs = copies[i]
                 made.append(call(*own_args, **own_kwargs))
         begin(count)
+        # As the layer leaves them: attention takes masks off what it gets.
+        for tensor, own_copies in known:
+            internals.set_mask(tensor, internals.get_mask(own_copies[0]))
         if not all(map(tf.is_tensor, made)):
             raise ValueError(
                 "`shards` must be of layers that return one tensor. Received: "
@@ -299,30 +302,26 @@ def _check_mask(layer: Any, mask: Any) -> None:
         )
 
 
-def _handed_out(given: Any, count: int) -> list[Any]:
-    """Arguments for each group; gradients of theirs are added up in order."""
-    known: dict[int, Sequence[Any]] = {}
+def _handed_out(
+    given: Any, count: int
+) -> tuple[list[Any], list[tuple[tf.Tensor, Sequence[tf.Tensor]]]]:
+    """Arguments for each group; gradients of theirs are added up in order.
+
+    And which tensors were copied, with their copies.
+    """
+    known: dict[int, tuple[tf.Tensor, Sequence[tf.Tensor]]] = {}
     for one in tree.flatten(given):
         is_one = isinstance(one, tf.Tensor) and is_continuous(one)
         if is_one and id(one) not in known:
-            known[id(one)] = _copied(one, count)
+            known[id(one)] = one, internals.copies_of(one, count, _added)
 
     def of_group(i: int) -> Any:
         def own(one: Any) -> Any:
-            return known[id(one)][i] if id(one) in known else one
+            return known[id(one)][1][i] if id(one) in known else one
 
         return tree.map_structure(own, given)
 
-    return [of_group(i) for i in range(count)]
-
-
-def _copied(x: tf.Tensor, count: int) -> Sequence[tf.Tensor]:
-    @tf.custom_gradient
-    def copied(x: tf.Tensor) -> Any:
-        return [tf.identity(x) for _ in range(count)], _added
-
-    found: Sequence[tf.Tensor] = copied(x)
-    return found
+    return [of_group(i) for i in range(count)], [*known.values()]
 
 
 def _added(*tensors: tf.Tensor) -> tf.Tensor:

@@ -509,6 +509,33 @@ def set_mask(tensor: Any, mask: Any) -> None:
     _masking.set_keras_mask(tensor, mask)
 
 
+def copies_of(
+    tensor: tf.Tensor, count: int, added: Callable[..., tf.Tensor] | None = None
+) -> list[tf.Tensor]:
+    """Copies of a user's tensor, with all that hangs on it.
+
+    `added` adds up the gradients of all copies; None for TensorFlow's way.
+    """
+
+    def copied(tensor: tf.Tensor) -> Any:
+        return [tf.identity(tensor) for _ in range(count)], added
+
+    if added is None:
+        made = copied(tensor)[0]
+    else:
+        made = tf.custom_gradient(copied)(tensor)
+    hung = _hung_by_a_user(tensor)
+    if tf.is_symbolic_tensor(tensor):
+        hung["_keras_logits"] = getattr(tensor, "_keras_logits", None)
+    for copy in made:
+        if (mask := get_mask(tensor)) is not None:
+            set_mask(copy, mask)
+        for name, one in hung.items():
+            if one is not None:
+                setattr(copy, name, one)
+    return made
+
+
 # -------------------------------------------------------- losses and metrics
 def build_losses_and_metrics(
     model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any

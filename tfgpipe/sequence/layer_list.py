@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
@@ -344,9 +343,9 @@ def _called(layer: keras.layers.Layer, x: Any, training: bool | None) -> Any:
     own = layer.compute_mask(x, mask)
     if own is None or own is mask:
         return made
-    made = tf.identity(made)
-    internals.set_mask(made, own)
-    return made
+    (copy,) = internals.copies_of(made, 1)
+    internals.set_mask(copy, own)
+    return copy
 
 
 @contextlib.contextmanager
