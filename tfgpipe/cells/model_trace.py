@@ -165,7 +165,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
         y = model.call(x, model.training)
         sections.begin(model.num_cells - 1)  # the head, in the last cell
         if model.head is not None:
-            sums, counts = model.head(y, labels)
+            sums, counts = model.head(y, labels, model.is_split)
         own = [_checked(loss, x, model) for loss in added(scope.losses)]
         flat = tree.flatten(y)
         outputs = [None if t is None else _made(t) for t in flat]

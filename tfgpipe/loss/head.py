@@ -8,6 +8,9 @@ divides the sum of the sums by the sum of the numbers:
 
     loss = sum over m of sum_m / sum over m of count_m
 
+A mini-batch that is one micro-batch is reduced by Keras: the sum is its loss,
+with Keras's bits, and the number 1.
+
 That holds for losses and metrics that treat every row by itself, see
 `row_wise.py`. Anything else (a function of the user's, Dice over the whole
 batch, an overridden `compute_loss`) is computed by Keras on the outputs of the
@@ -16,6 +19,7 @@ whole mini-batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -28,8 +32,7 @@ from tfgpipe.state import InnerScope
 class Head:
     """Computes loss and metrics of a micro-batch, as part of the last cell.
 
-    The model is compiled and built; `is_split` is whether there may be several
-    micro-batches.
+    The model is compiled and built.
 
     Attributes:
         metrics_add_up: Whether no metrics are left for who has all outputs.
@@ -42,10 +45,8 @@ class Head:
         with_loss: bool,
         metrics_add_up: bool,
         updates_metrics: bool = True,
-        is_split: bool = True,
     ):
         self.metrics_add_up = metrics_add_up
-        self._is_split = is_split
         self._loss = internals.compiled_loss(model) if with_loss else None
         with_metrics = metrics_add_up and updates_metrics
         self._metrics = (
@@ -56,25 +57,29 @@ class Head:
         )
 
     def __call__(
-        self, y_pred: Any, labels: Any
+        self, y_pred: Any, labels: Any, is_split: bool
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Adds up the loss of each output and updates the metrics.
 
-        `labels` are y and sample_weight, nests or None. Returns sums and
-        counts, a scalar each for each output with a loss.
+        `labels` are y and sample_weight, nests or None; `is_split` says whether
+        there are several micro-batches. Returns sums and counts, a scalar each
+        for each output with a loss.
         """
         y, sample_weight = labels
         if self._metrics is not None:
             self._metrics.update_state(y, y_pred, sample_weight=sample_weight)
         if self._loss is None:
             return [], []
-        return _sums_and_counts(
-            self._loss, y, y_pred, sample_weight, self._is_split
-        )
+        reduced = sum_and_count if is_split else _reduced
+        return _sums_and_counts(self._loss, y, y_pred, sample_weight, reduced)
 
 
 def _sums_and_counts(
-    compiled: Any, y: Any, y_pred: Any, sample_weight: Any, is_split: bool
+    compiled: Any,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    reduced: Callable[..., tuple[tf.Tensor, tf.Tensor]],
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Adds up each output's loss; the compiled loss finds the labels."""
     sums: list[tf.Tensor] = []
@@ -84,9 +89,7 @@ def _sums_and_counts(
     # taken in that place.
     def replace(_: int, loss: Any) -> Any:
         def add_up(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-            total, count = sum_and_count(
-                loss, y_true, y_pred, sample_weight, is_split
-            )
+            total, count = reduced(loss, y_true, y_pred, sample_weight)
             sums.append(tf.cast(total, compiled.dtype))
             counts.append(tf.cast(count, compiled.dtype))
             return total
@@ -99,6 +102,14 @@ def _sums_and_counts(
     ):
         compiled(y, y_pred, sample_weight)
     return sums, counts
+
+
+def _reduced(
+    loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss of a whole mini-batch, and 1, by which it is divided."""
+    total = loss(y_true, y_pred, sample_weight)
+    return total, tf.ones([], total.dtype)
 
 
 def _check_weights(values: tf.Tensor, sample_weight: Any, mask: Any) -> None:
@@ -136,17 +147,12 @@ def _have_rows_together(a: tuple, b: tuple) -> bool:
 
 
 def sum_and_count(
-    loss: keras.losses.Loss,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    is_split: bool = True,
+    loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The weighted sum of a loss's values, and what Keras divides it by.
 
     `loss(y_true, y_pred, sample_weight)` is the quotient of the two, and over
-    parts of a mini-batch both add up. Labels of a mini-batch that is not split
-    may be of another length than the outputs: one for all, as in Keras.
+    parts of a mini-batch both add up.
     """
     dtype = loss.dtype
     in_mask = internals.get_mask(y_pred)
@@ -179,8 +185,7 @@ def sum_and_count(
     # Weights may broadcast. How many values the user's own losses have for a
     # row is not known.
     is_own = getattr(loss, "is_row_wise", False)
-    counts_values = is_own or not is_split
-    size = tf.size(weighted) if counts_values else _size(weighted, y_true)
+    size = tf.size(weighted) if is_own else _size(weighted, y_true)
     count = tf.cast(size, total.dtype)
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count

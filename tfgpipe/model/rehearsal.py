@@ -428,7 +428,7 @@ class _WatchedHead:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
 
-    def __call__(self, y_pred: Any, labels: Any) -> Any:
+    def __call__(self, y_pred: Any, labels: Any, is_split: bool) -> Any:
         """See `Head`."""
         self._dy = {}
         copies: dict[int, Any] = {}
@@ -449,7 +449,7 @@ class _WatchedHead:
             found[place] = internals.attach(found[place], hung)
             i += len(attached)
         nest = tree.pack_sequence_as(y_pred, found)
-        return self._head(nest, labels)
+        return self._head(nest, labels, is_split)
 
     def _copied(self, tensor: Any, i: int) -> Any:
         """A copy of what is handed out in place i."""

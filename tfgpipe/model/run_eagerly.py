@@ -90,7 +90,7 @@ def run_eagerly(
                 y = source.call(values, training)
             if head is not None:
                 with tf.device(device):
-                    head(y, rows)
+                    head(y, rows, split.count > 1)
             found = [(v, scope.get_current_value(v)) for v in runs_on]
         known = read + [(v, value) for v, value in found if value is not None]
         outputs.append(tree.flatten(y))

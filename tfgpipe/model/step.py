@@ -301,7 +301,7 @@ class TrainingSteps(Hooks):
             and not (training and is_whole_step and has_own)
         )
         adds_up = not updates_metrics or metrics_add_up(self, *specs)
-        head = Head(self, is_summed, adds_up, updates_metrics, self._is_split)
+        head = Head(self, is_summed, adds_up, updates_metrics)
         objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)

@@ -147,3 +147,28 @@ def test_counts_that_follow_from_a_weight_assigned_before_are_known(schedule):
     )
     for a, b in zip(found, trained(keras.Sequential), strict=True):
         np.testing.assert_allclose(a, b, 1e-10)
+
+
+@pytest.mark.parametrize("ignored", [None, 0])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_one_micro_batch_has_the_bits_of_keras(ignored, weighs):
+    """Keras divides by counts of masks before it adds up."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 3, (2, 7, 5))
+    weights = rng.random((7, 5)) if weighs else None
+
+    def train(make):
+        keras.utils.set_random_seed(0)
+        model = make([kl.Embedding(3, 4, mask_zero=True), kl.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, ignore_class=ignored
+        )
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+        history = model.fit(
+            x, y, 4, 2, sample_weight=weights, shuffle=False, verbose=0
+        )
+        return [*history.history["loss"], *model.get_weights()]
+
+    found = train(lambda layers: tfgpipe.GPipe(layers, 2, 1))
+    for a, b in zip(found, train(keras.Sequential), strict=True):
+        np.testing.assert_array_equal(a, b)
