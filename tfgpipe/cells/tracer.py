@@ -111,7 +111,7 @@ class Tracer:
     ) -> list[CellTasks]:
         """Cuts the tasks of each cell out of a graph.
 
-        `indices` are those of each use of a weight and its lookups; `ways` of
+        `indices` belong to each use of a weight and its lookups; `ways` says of
         each cell how much of what its backward pass needs it may keep, and
         whether that goes to the host. None: all of it, which stays.
         """

@@ -418,7 +418,7 @@ class WeightPlaces:
                     self._names[id(slot)] = self._names.get(id(weight), "")
 
     def has(self, variable: keras.Variable) -> bool:
-        """Whether a layer of the pipeline has a variable."""
+        """Returns whether a layer of the pipeline has a variable."""
         return id(variable) in self._limits
 
     def name(self, variable: keras.Variable) -> str:

@@ -11,8 +11,8 @@ of the rows, as those of the whole mini-batch would:
     sum             {(0, 0): ..., (0, 1): ...,   (1, 0): added up}
     finished        tf.IndexedSlices, of (0, 0), (0, 1), (1, 0)
 
-Indices of `tf.unique` are those of a mini-batch but once: in the end, slices of
-the same index are added up.
+A mini-batch has each index of `tf.unique` once: slices of the same index are
+added up in the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfgpipe import internals
 class Indices(enum.IntEnum):
     """How the indices of a lookup differ between micro-batches."""
 
-    OF_ROWS = 0  # each has those of its rows
+    OF_ROWS = 0  # each looks up for its rows
     REPEATED = 1  # all have the same
     DISTINCT = 2  # each has some, and none twice
 
@@ -56,7 +56,7 @@ class Gradient(NamedTuple):
     def of_micro_batch(self, m: int, indices: Sequence[Indices]) -> Gradient:
         """The gradient of micro-batch m, to be added to those of others.
 
-        `indices` are those of each lookup.
+        `indices` has an entry for each lookup.
         """
         parts = zip(self.slices.values(), indices, strict=True)
         slices: dict[tuple[int, ...], tf.IndexedSlices] = {}
@@ -93,14 +93,14 @@ class Gradient(NamedTuple):
         """As an optimizer takes it: a tensor, `tf.IndexedSlices`, or None."""
         if not self.slices:
             return self.dense
-        found: list[tf.IndexedSlices] = []
+        every: list[tf.IndexedSlices] = []
         keys = sorted(self.slices)
         for (_, *kind), group in itertools.groupby(
             keys, lambda key: (key[0], *key[2:])
         ):
             parts = [self.slices[key] for key in group]
-            found += [_merged(parts)] if kind and len(parts) > 1 else parts
-        return _joined(found)
+            every += [_merged(parts)] if kind and len(parts) > 1 else parts
+        return _joined(every)
 
     def in_dtype(self, dtype: str | None) -> Gradient:
         """With a dense part of this dtype; None for as it is."""
@@ -193,7 +193,7 @@ def _merged(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def are_distinct(indices: tf.Tensor) -> bool:
-    """Whether none of some indices is there twice, as the graph shows."""
+    """Returns whether the graph shows that no index is there twice."""
     while indices.op.type in ("Cast", "Identity", "Reshape", "SelectV2"):
         # `keras.ops.take` counts those below 0 from the end: the last choice is
         # that they are not.

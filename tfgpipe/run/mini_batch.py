@@ -248,7 +248,7 @@ class MiniBatch:
         )
 
     def _indices(self, made: Differentiated) -> list[list[Indices]]:
-        """For each use of a weight, how those of its lookups differ."""
+        """Returns how indices differ, for each use of a weight, and lookup."""
         varies = self.traced.varying()
         places = {
             op.inputs[1].ref(): place

@@ -195,7 +195,7 @@ def of_outputs(apart: float) -> str:
 
 
 def of_condition() -> str:
-    """What to say of a layer that decides something for all rows at once."""
+    """Returns what to say of a layer that decides for all rows at once."""
     return (
         "ends a loop, or chooses what it does, by a scalar that follows from "
         "rows, such as the largest of all: each micro-batch decides for its "

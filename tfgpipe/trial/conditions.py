@@ -65,14 +65,14 @@ def conditions_of_rows(traced: TracedModel) -> list[tf.Operation]:
 
 def ancestors(tensors: Iterable[tf.Tensor]) -> set[str]:
     """Returns the names of the operations from which tensors follow."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [tensor.op for tensor in tensors]
     while waiting:
         op = waiting.pop()
-        if op.name not in found:
-            found.add(op.name)
+        if op.name not in names:
+            names.add(op.name)
             waiting += [t.op for t in op.inputs]
-    return found
+    return names
 
 
 def _deciding(
@@ -154,15 +154,14 @@ def _of_loop(
         made, decides = _of_function(body, known, in_loop=True)
         before = [_largest(pair) for pair in zip(known, made)]
     ((ends, _),), _ = _of_function(condition, known, in_loop=True)
-    return [_largest([(ends, _NOT), own]) for own in known], (
-        decides or ends == _ROWS
-    )
+    made = [_largest([(ends, _NOT), level]) for level in known]
+    return made, decides or ends == _ROWS
 
 
 def _graphs(op: tf.Operation) -> list[Any]:
-    """Returns those of the functions that an operation calls, if all have some.
+    """Returns the graphs of what an operation calls; none if one has none.
 
-    Of a loop, the condition comes first.
+    The condition of a loop comes first.
     """
     if op.type not in _LOOPS | _BRANCHES | _CALLS:
         return []
@@ -178,7 +177,7 @@ def _graphs(op: tf.Operation) -> list[Any]:
 
 
 def _is_size(tensor: tf.Tensor) -> bool:
-    """Whether a tensor may be a size or some: a few whole numbers."""
+    """Returns whether a tensor may hold sizes: a few whole numbers."""
     is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
     return bool(tensor.dtype.is_integer and is_small)
 

@@ -140,7 +140,7 @@ class Phase:
         return self._made(specs, is_of_any_rows=False)
 
     def draw_weights(self) -> None:
-        """Takes the weights; draws those of zeros, and makes tables larger.
+        """Takes the weights; draws zeros, and makes tables larger.
 
         Behind zeros nothing would show, nor would what is looked up behind what
         is drawn: tables begin with numbers around 0.05.

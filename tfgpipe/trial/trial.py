@@ -125,10 +125,11 @@ class Trial:
                     phase.run(parts, nests, is_real=is_real)
                 for state in phase.later():
                     phase.run(parts, nests, state)
-                phase.keep_weights()
-                for parts, nests, is_real in wanted:
-                    if is_real:
-                        phase.run(parts, nests, is_real=True)
+                real = [run for run in wanted if run[-1]]
+                if real:
+                    phase.keep_weights()
+                for parts, nests, _ in real:
+                    phase.run(parts, nests, is_real=True)
                 phase.end()
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows

@@ -187,7 +187,7 @@ class Units:
         return self._unit_of.get(self._made(tensor).op.name)
 
     def is_inside_known(self, op: tf.Operation) -> bool:
-        """Whether an operation is a known layer's, maybe inside of a unit."""
+        """Returns whether a known layer made an operation, in a unit or not."""
         place = self._traced.places[op.name]
         around = self._traced.section_of(place).around_at(place)
         layers = [one for one in around if isinstance(one, keras.layers.Layer)]
@@ -245,8 +245,12 @@ class Units:
 
     def _is_known(self, unit: Unit) -> bool:
         if unit.layer is not None:
-            there = [t for t in (*unit.takes, *unit.gives) if is_data(t)]
-            ranks = [t.shape.rank or 0 for t in there if t.dtype != tf.bool]
+            state = {t.ref() for t in self._traced.assigned}
+            ranks = [
+                t.shape.rank or 0
+                for t in (*unit.takes, *unit.gives)
+                if is_data(t) and t.dtype != tf.bool and t.ref() not in state
+            ]
             return is_row_by_row(unit.layer, min(ranks, default=2))
         weights = {u.tensor.ref() for u in self._traced.uses}
         return all(_is_elementwise(op, weights) for op in unit.operations)
@@ -331,18 +335,18 @@ def mixes_rows(layer: keras.layers.Layer) -> bool:
 
 
 def is_row_by_row(layer: keras.layers.Layer, rank: int) -> bool:
-    """Whether a layer, as it is set, is known to treat each row by itself.
+    """Returns whether a layer, as it is set, is known to treat rows apart.
 
-    `rank` is the least of what it takes and gives, but for masks. Where it is
+    `rank` is the least of what it takes and gives but masks. Where it is
     1, the last axis is the rows'; where it is 2, the last but one, along which
     attention looks.
     """
     if isinstance(layer, keras.layers.TimeDistributed):
         rank -= 1  # of one time step
     inside = internals.flat_layers(layer)
-    least = 3 if any(_is_of(own, _ATTENTION) for own in inside) else 2
+    least = 3 if any(_is_of(one, _ATTENTION) for one in inside) else 2
     return rank >= least and all(
-        _is_of(own, ROW_BY_ROW) and _is_plain(own) for own in inside
+        _is_of(one, ROW_BY_ROW) and _is_plain(one) for one in inside
     )
 
 
