@@ -261,13 +261,12 @@ class FitStep(NamedTuple):
 
 
 def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> FitStep:
-    """Trains on a mini-batch, as `fit` does."""
+    """Trains on a mini-batch, as `fit` does without a step of a subclass."""
     told: list[Any] = []
-    train_step = model.train_step
 
     def step(batch: Any) -> Any:
         with model.telling_gradients(told.append):
-            logs = train_step(batch)
+            logs = GPipe.train_step(model, batch)
         return logs, [d for d, _ in told[-1]] if told else []
 
     packed = keras.utils.pack_x_y_sample_weight(*data)

@@ -412,9 +412,7 @@ class TrainingSteps(Hooks):
         self, run: Pipeline, loss: Objective
     ) -> list[tuple[Any, keras.Variable]]:
         """Gradients, or None, and their weights."""
-        if not run.is_training:
-            return []
-        gradients = run.gradients()
+        gradients = run.gradients() if run.is_training else {}
         add_direct(gradients, loss.direct_gradients())
         pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
         taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
