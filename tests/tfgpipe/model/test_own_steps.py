@@ -347,6 +347,50 @@ def test_step_that_forgets_to_scale_is_warned():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_weight_of_the_loss_is_trained_where_all_layers_are_frozen(float64):
+    class Warm(tfgpipe.GPipe):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.heat = self.add_weight(shape=(), initializer="ones")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+            return keras.ops.mean((y_pred / self.heat - y) ** 2)
+
+    model = compiled(pipeline(cls=Warm))
+    for layer in model.layers:
+        layer.trainable = False
+    (variable,) = model.trainable_variables
+    x, y = data()
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(y=y, y_pred=model(x))
+    expected = tape.gradient(loss, variable)
+    _, (gradient,) = model.loss_and_gradients(x, y)
+    assert_close(gradient.numpy(), expected.numpy())
+    model.train_on_batch(x, y)
+    assert_close(variable.numpy(), 1.0 - 0.05 * expected.numpy())
+
+
+def test_loop_of_a_step_reads_weights_in_each_turn(float64):
+    class Loop(tfgpipe.GPipe):
+        def train_step(self, data):
+            def turn(i, total):
+                loss, gradients = self.loss_and_gradients(*data)
+                for variable, gradient in zip(self.weights, gradients):
+                    variable.assign_sub(0.05 * gradient)
+                return i + 1, total + loss
+
+            zero = tf.constant(0.0, tf.float64)
+            _, total = tf.while_loop(lambda i, _: i < 3, turn, (0, zero))
+            return {"total": total}
+
+    model, expected = compiled(pipeline(cls=Loop)), pipeline()
+    expected.compile(keras.optimizers.SGD(0.05), "mse")
+    model.train_on_batch(*data())
+    for _ in range(3):
+        expected.train_on_batch(*data())
+    assert_close(model.get_weights(), expected.get_weights())
+
+
 # ------------------------------------------------------------ a step's update
 class Step(tfgpipe.GPipe):
     def train_step(self, data):
