@@ -99,7 +99,7 @@ class Tracer:
             if section.operation is not None:
                 cells[k].called.append(section.operation)
         _check_captured(traced)
-        _check_operations(traced, cells, recomputes)
+        _check_operations(traced, cells, recomputes, call.is_split)
         return traced
 
     def tasks(
@@ -177,11 +177,16 @@ _RANDOM = {
 
 
 def _check_operations(
-    traced: TracedModel, cells: Sequence[Cell], recomputes: Sequence[bool]
+    traced: TracedModel,
+    cells: Sequence[Cell],
+    recomputes: Sequence[bool],
+    is_split: bool,
 ) -> None:
     """Warns of stateful operations and refuses random ones.
 
-    `recomputes` says for each cell whether the backward pass computes it again.
+    `recomputes` says for each cell whether the backward pass computes it again,
+    `is_split` whether there are several micro-batches. One micro-batch in one
+    cell has the effects that it has in plain Keras.
 
     Raises:
         ValueError: If the recomputation would draw other random numbers, or
@@ -214,12 +219,13 @@ def _check_operations(
                 "`keras.random.SeedGenerator` attribute of the layer, or "
                 f"{cure}."
             )
-        cell.warn_of(
-            layer,
-            f"of cell {cell.number} runs {', '.join(sorted(found))}, which "
-            "has side effects. They happen once for every micro-batch, and "
-            "in no order between devices.",
-        )
+        if is_split or len(cells) > 1:
+            cell.warn_of(
+                layer,
+                f"of cell {cell.number} runs {', '.join(sorted(found))}, which "
+                "has side effects. They happen once for every micro-batch, and "
+                "in no order between devices.",
+            )
 
 
 def _check_captured(traced: TracedModel) -> None:

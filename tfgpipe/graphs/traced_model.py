@@ -52,8 +52,11 @@ _CALLS = {
 # Reading a variable or a table has no effect; cuDNN's recurrent kernels are
 # stateful for the sake of their dropout, which Keras does not use. What nobody
 # needs any more, Python destroys when it comes to it. A gradient of CTC begins
-# with memory of any values.
-_READS = internals.READS | {
+# with memory of any values; what checks values fails, or does nothing.
+_HARMLESS = internals.READS | {
+    "Assert",
+    "CheckNumerics",
+    "CheckNumericsV2",
     "DestroyResourceOp",
     "Empty",
     "VarHandleOp",
@@ -524,7 +527,7 @@ def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
 
 def stateful(kinds: Iterable[str]) -> set[str]:
     """Those of some types of operations that have side effects, or draw."""
-    own = {*kinds} - _CALLS - _READS
+    own = {*kinds} - _CALLS - _HARMLESS
     return {kind for kind in own if internals.is_stateful(kind)}
 
 

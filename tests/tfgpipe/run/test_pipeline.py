@@ -415,6 +415,37 @@ def test_stateful_operation_warns_and_leaves_devices_concurrent(layer, kind):
         assert all(c.device == op.device for c in op.control_inputs)
 
 
+class Checking(kl.Layer):
+    """Fails where a number is negative or not finite."""
+
+    def call(self, x):
+        zero = tf.zeros([], x.dtype)
+        with tf.control_dependencies([tf.debugging.assert_less(zero, x + 9)]):
+            x = tf.identity(x)
+        return tf.debugging.check_numerics(x, "not finite")
+
+
+def of_ones(layers, k, m):
+    """A compiled pipeline whose layers hand on what they get."""
+    model = tfgpipe.GPipe(layers, k, m)
+    model.compile("sgd", "mse", run_eagerly=False)
+    return model
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 2)])
+def test_checks_of_values_are_no_side_effects(k, m):
+    """Warnings are errors here."""
+    model = of_ones([kl.Dense(4), Checking(name="checking"), kl.Dense(4)], k, m)
+    model.train_on_batch(ones(4, 4), ones(4, 4))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'checking'"):
+        model.train_on_batch(np.nan * ones(4, 4), ones(4, 4))
+
+
+def test_effects_of_one_micro_batch_in_one_cell_are_those_of_keras():
+    model = of_ones([kl.Dense(4), Printing(), kl.Dense(4)], 1, 1)
+    model.train_on_batch(ones(4, 4), ones(4, 4))
+
+
 @pytest.mark.parametrize(
     ("layer", "kind"),
     [(Random, "RandomUniform"), (InAFunction, "RandomStandardNormal")],
