@@ -360,7 +360,7 @@ def recurrent(is_stateful):
 def test_stateful_layers_become_inputs_and_outputs(k, m):
     text = told(ValueError, tfgpipe.GPipe, recurrent(True), k)
     assert "make the states inputs and outputs of the model" in text
-    stateful = documented("docs/training.md", "Stateful")
+    stateful = documented("docs/your_model.md", "Stateful")
     x, y, found = normal(3 * ROWS, 5, 3), normal(3 * ROWS, 5, 2), []
     shapes = [(ROWS, units) for units in (6, 5, 5)]
     for model in (

@@ -6,14 +6,13 @@ import collections
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 from keras import tree
 
-from tfgpipe import failures, internals
+from tfgpipe import internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.costs import row_bytes
@@ -23,18 +22,12 @@ from tfgpipe.model.shards import (
     check_whole,
     shard_cells,
     sharded,
-    shards_for,
+    tell_of_large,
 )
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs, too_many_cells
 from tfgpipe.state import RandomState
-
-# It is told that devices wait for a layer for more of a step than this, where a
-# step takes time: with fewer FLOPs of a row, forward, a hundred rows take as
-# long as tasks take to start, which is milliseconds.
-_WAITING = 1 / 3
-_FEW_FLOPS = 1e6
 
 # Bytes that a cell makes of a row: below, no groups. How many there may be, and
 # what of the bytes more of them may leave.
@@ -189,7 +182,7 @@ def _cells(
         raise ValueError(too_many_cells(k, len(costs)))
     else:
         counts = source.cut(costs, k)
-        _tell_of_large(arguments, costs, total)
+        tell_of_large(arguments, costs, total)
     check_groups(arguments.remat_groups or 1, counts)
     start = index = 0
     has_before = False
@@ -250,37 +243,3 @@ def _groups(
         if held * inputs + largest < _WORTH * least:
             found, least = sizes, held * inputs + largest
     return found
-
-
-def _tell_of_large(
-    arguments: Arguments, costs: Sequence[float], total: float
-) -> None:
-    """Warns of a layer for which devices wait, however the model is cut.
-
-    `costs` are those of one shard of each layer, `total` of all shards.
-    """
-    source, k = arguments.source, arguments.num_partitions
-    num_devices = len({*arguments.grid[0]})
-    cost, step = max(zip(costs, source.steps), key=lambda pair: pair[0])
-    share = cost / (total or 1.0)
-    waiting = 1 - 1 / max(1.0, share * num_devices)
-    if waiting <= _WAITING or sum(source.flops) < _FEW_FLOPS:
-        return
-    # So many devices do not wait so long.
-    fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
-    replicas = num_devices // fewer
-    if shards := shards_for(arguments, step, num_devices):
-        cure = f"pass shards={shards}"
-    elif arguments.num_replicas == 1 and replicas > 1:
-        cure = (
-            f"pass num_partitions={fewer}, or make it in the scope of "
-            f"`tfgpipe.PipelineStrategy({replicas}, {fewer})`, which shares "
-            "out rows"
-        )
-    else:
-        cure = f"pass num_partitions={fewer}"
-    failures.warn(
-        f"With num_partitions={k}, devices wait for layer '{step.layer.name}' "
-        f"for {waiting:.0%} of a step, as it has {share:.0%} of the cost of "
-        f"all layers: {cure}."
-    )

@@ -1,10 +1,15 @@
-"""Which layers several devices compute: what `shards` asks for, checked."""
+"""Which layers several devices compute: what `shards` asks for, checked.
+
+And for which layers without them devices wait.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfgpipe import failures
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import (
     WITH_COLUMNS,
@@ -14,6 +19,12 @@ from tfgpipe.cells import (
     num_columns,
 )
 from tfgpipe.devices import names
+
+# It is told that devices wait for a layer for more of a step than this, where a
+# step takes time: with fewer FLOPs of a row, forward, a hundred rows take as
+# long as tasks take to start, which is milliseconds.
+_WAITING = 1 / 3
+_FEW_FLOPS = 1e6
 
 
 def sharded(arguments: Arguments) -> dict[int, Any]:
@@ -67,7 +78,7 @@ def _check(layer: Any, name: str, given: Any, count: int) -> None:
         )
 
 
-def shards_for(arguments: Arguments, step: Any, count: int) -> str | None:
+def _shards_for(arguments: Arguments, step: Any, count: int) -> str | None:
     """Returns `shards` for a layer that has none, as text; None if it cannot.
 
     Args:
@@ -165,3 +176,37 @@ def shard_cells(arguments: Arguments, given: Any, whole: Cell) -> list[Cell]:
         )
         for i, (index, place) in enumerate(zip(beside, places))
     ]
+
+
+def tell_of_large(
+    arguments: Arguments, costs: Sequence[float], total: float
+) -> None:
+    """Warns of a layer for which devices wait, however the model is cut.
+
+    `costs` are those of one shard of each layer, `total` of all shards.
+    """
+    source, k = arguments.source, arguments.num_partitions
+    num_devices = len({*arguments.grid[0]})
+    cost, step = max(zip(costs, source.steps), key=lambda pair: pair[0])
+    share = cost / (total or 1.0)
+    waiting = 1 - 1 / max(1.0, share * num_devices)
+    if waiting <= _WAITING or sum(source.flops) < _FEW_FLOPS:
+        return
+    # So many devices do not wait so long.
+    fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
+    replicas = num_devices // fewer
+    if shards := _shards_for(arguments, step, num_devices):
+        cure = f"pass shards={shards}"
+    elif arguments.num_replicas == 1 and replicas > 1:
+        cure = (
+            f"pass num_partitions={fewer}, or make it in the scope of "
+            f"`tfgpipe.PipelineStrategy({replicas}, {fewer})`, which shares "
+            "out rows"
+        )
+    else:
+        cure = f"pass num_partitions={fewer}"
+    failures.warn(
+        f"With num_partitions={k}, devices wait for layer '{step.layer.name}' "
+        f"for {waiting:.0%} of a step, as it has {share:.0%} of the cost of "
+        f"all layers: {cure}."
+    )

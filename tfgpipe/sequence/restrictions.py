@@ -141,7 +141,7 @@ def _unsupported(
             "Pass stateful=False, and make the states inputs and outputs of "
             "the model, by `initial_state` and return_state=True: a subclass "
             "of `GPipe` hands them on from batch to batch, see "
-            "docs/training.md#states-from-batch-to-batch."
+            "docs/your_model.md#states-from-batch-to-batch."
         )
     if internals.remat_mode(layer) is not None:
         return (

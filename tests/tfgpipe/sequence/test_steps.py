@@ -25,7 +25,7 @@ def test_calls_of_a_nested_model_take_its_place():
     assert "Functional" not in names(nested())
 
 
-build = importlib.import_module("tfgpipe.model.build")
+SHARDS = importlib.import_module("tfgpipe.model.shards")
 
 
 class Around(kl.Layer):
@@ -324,7 +324,7 @@ def test_nested_model_takes_of_a_dict_what_it_takes_in_keras(are_named):
 def warned(layers, num_partitions=2, **kwargs):
     """Returns what is said of cells, as if a step took time."""
     with (
-        mock.patch.object(build, "_FEW_FLOPS", 0.0),
+        mock.patch.object(SHARDS, "_FEW_FLOPS", 0.0),
         warnings.catch_warnings(record=True) as found,
     ):
         warnings.simplefilter("always")
