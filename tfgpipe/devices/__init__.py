@@ -16,7 +16,6 @@ from tfgpipe.devices.placement import (
 )
 from tfgpipe.devices.strategy import PipelineStrategy, TPUPipelineStrategy
 from tfgpipe.devices.tpu import connect_to_tpu, tpu_device_assignment
-from tfgpipe.devices.update import update_on_devices, updates_slices_alike
 
 __all__ = [
     "CellDevices",
@@ -36,6 +35,4 @@ __all__ = [
     "resolve_device",
     "strategy",
     "tpu_device_assignment",
-    "update_on_devices",
-    "updates_slices_alike",
 ]

@@ -2,6 +2,7 @@
 
 from tfgpipe.graphs import gradient_sums
 from tfgpipe.graphs.bundle import by_reference, tensors
+from tfgpipe.graphs.by_device import run_by_device
 from tfgpipe.graphs.cell_functions import CellFunctions, only_cast
 from tfgpipe.graphs.cut import (
     CHEAP,
@@ -64,6 +65,7 @@ __all__ = [
     "part_key",
     "parts_of",
     "pieces_of",
+    "run_by_device",
     "stateful_kinds",
     "sum_over_replicas",
     "sums_over_replicas",

@@ -208,8 +208,10 @@ class GraphCutter:
         options: dict[str, Any],
         device_type: str,
         gradients: Collection[str] = (),
+        as_written: bool = True,
     ):
         self._options = options
+        self._as_written = as_written
         # For XLA, sizes are no values that a function could take.
         self._sizes = set() if options.get("jit_compile") else _SIZES
         self._gradients = {
@@ -287,7 +289,7 @@ class GraphCutter:
         """
         names, taken = self.reached(inputs, fetches, controls, done)
         part = self._definition_of(names)
-        return self._import(part, taken, fetches, sums)
+        return self.imported(part, taken, fetches, sums)
 
     def reached(
         self,
@@ -343,13 +345,14 @@ class GraphCutter:
         add_in_order(part)
         return part
 
-    def _import(
+    def imported(
         self,
         part: Any,
-        inputs: list[tf.Tensor | Bundle],
+        inputs: Sequence[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
-        sums: Bundle | None,
+        sums: Bundle | None = None,
     ) -> Subfunction:
+        """The function of a definition, which takes the inputs."""
         used = {_full(name) for node in part.node for name in node.input}
         given = {t.name for one in inputs for t in as_bundle(one).aliases}
         wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
@@ -389,12 +392,14 @@ class GraphCutter:
         stays = stays_where_called(specs, part)
         concrete = traced(body, specs, self._options, stays)
         internals.keep(concrete, self._graph)  # and so the functions it calls
-        call = internals.FunctionCall(concrete, as_written=True)
+        call = internals.FunctionCall(concrete, self._as_written)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only that of one operation.
         wrapper = traced(lambda *a: call(list(a)), specs, self._options, stays)
         internals.keep(wrapper, concrete)
-        return Subfunction(wrapper, inputs, fetches, self.captures)
+        return Subfunction(
+            wrapper, inputs, fetches, self.captures, self._as_written
+        )
 
     def _unpacked(
         self, one: tf.Tensor | Bundle, arguments: Iterator[tf.Tensor]
@@ -503,11 +508,12 @@ class Subfunction:
     def __init__(
         self,
         concrete: Any,
-        inputs: list[tf.Tensor | Bundle],
+        inputs: Sequence[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
         captures: Mapping[Any, Any],
+        as_written: bool,
     ):
-        self._call = internals.FunctionCall(concrete, as_written=True)
+        self._call = internals.FunctionCall(concrete, as_written)
         self.inputs = inputs
         self._fetches = fetches
         self._captures = captures

@@ -19,11 +19,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Tracer
-from tfgpipe.devices import (
-    placement,
-    update_on_devices,
-    updates_slices_alike,
-)
+from tfgpipe.devices import placement
 from tfgpipe.failures import inform, one_step, setting
 from tfgpipe.graphs import NotCompilable
 from tfgpipe.loss import (
@@ -46,7 +42,12 @@ from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.model.own_step import in_pipeline
 from tfgpipe.model.run_eagerly import captured_by, run_eagerly
-from tfgpipe.run import MiniBatch, Pipeline
+from tfgpipe.run import (
+    MiniBatch,
+    Pipeline,
+    update_on_devices,
+    updates_slices_alike,
+)
 from tfgpipe.sequence import inputs
 from tfgpipe.trial import Trial
 
@@ -389,15 +390,9 @@ class TrainingSteps(Hooks):
 
         def update() -> None:
             if pairs:
-                self.optimizer.apply_gradients(pairs)
+                update_on_devices(self.optimizer, pairs, self._jit_cells)
 
-        in_branch = guard is not None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                update_on_devices(
-                    self.optimizer, self.trainable_variables, in_branch
-                )
-            )
             if self._step_notes.clock is not None:
                 stack.enter_context(
                     self._step_notes.clock.update(run.chain.last_op)

@@ -8,6 +8,7 @@ from tfgpipe.run.clock import Clock, Event
 from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.run.pipeline import Pipeline
+from tfgpipe.run.update import update_on_devices, updates_slices_alike
 
 __all__ = [
     "Chain",
@@ -16,4 +17,6 @@ __all__ = [
     "LossGradients",
     "MiniBatch",
     "Pipeline",
+    "update_on_devices",
+    "updates_slices_alike",
 ]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tfgpipe.devices import names as names_lib
-from tfgpipe.devices import update
+from tfgpipe.run import update
 
 SHAPES = ((3, 4), (4,), (3, 4), (), (4,), (2, 2, 2))
 
@@ -35,7 +35,7 @@ def gradients(step, dtype, sparse):
     return found
 
 
-def trained(optimizer, ours, dtype, sparse=False, steps=4):
+def trained(optimizer, ours, dtype, sparse=False, steps=4, compiles=False):
     """Values and slots after some steps, each of them in a graph."""
     weights = variables(dtype)
     optimizer.build(weights)
@@ -46,8 +46,7 @@ def trained(optimizer, ours, dtype, sparse=False, steps=4):
         if not ours:
             optimizer.apply_gradients(pairs)
             return
-        with update.update_on_devices(optimizer, weights):
-            optimizer.apply_gradients(pairs)
+        update.update_on_devices(optimizer, pairs, compiles)
 
     for i in range(steps):
         step(gradients(i, dtype, sparse))
