@@ -27,7 +27,7 @@ are not compiled, and their operations run where their first input is.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -38,6 +38,11 @@ from tfgpipe.graphs.cut import GraphCutter, WholeGraph
 
 _BRANCHES = {"If", "StatelessIf"}
 _COMMON = "common"
+_GIVEN = "Placeholder"
+# Calls of a device and a stage, at most; and what one costs, in weights that
+# are compiled.
+_MOST_CALLS = 16
+_CALL = 2
 
 
 class _Unit(NamedTuple):
@@ -52,6 +57,25 @@ class _Unit(NamedTuple):
     family: str
     device: str
     is_compiled: bool
+
+
+class _Part(NamedTuple):
+    """Operations of one function.
+
+    Attributes:
+        operations: In the order of the graph.
+        inputs: The tensors that they take.
+        outputs: Those that others take.
+    """
+
+    operations: list[tf.Operation]
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+
+    def giving(self, wanted: Collection[Any]) -> _Part:
+        """The same with outputs: those that are wanted, by references."""
+        outputs = [t for op in self.operations for t in op.outputs]
+        return self._replace(outputs=[t for t in outputs if t.ref() in wanted])
 
 
 def run_by_device(
@@ -104,7 +128,7 @@ class _Cut:
         self._operations = [
             op
             for op in self._whole.operations
-            if op.name not in self._merged and op.type != "Placeholder"
+            if op.name not in self._merged and op.type != _GIVEN
         ]
         self._parents: dict[Any, Any] = {}  # of families, to their roots
         self._unite()
@@ -112,6 +136,7 @@ class _Cut:
         self._find_units()
         self._stages: dict[str, int] = {}
         self._find_stages()
+        self._functions: dict[Any, tuple[Any, list[_Part]]] = {}
 
     # ---------------------------------------------------------- what is equal
     def _merge(self) -> None:
@@ -126,12 +151,8 @@ class _Cut:
                 num_writes.update(handles)
             if not (is_read or _is_of_scalars(op)):
                 continue
-            node = type(self._whole.nodes[op.name])()
-            node.CopyFrom(self._whole.nodes[op.name])
-            for field in ("name", "input"):
-                node.ClearField(field)
             key = (
-                node.SerializeToString(deterministic=True),
+                self._text(op),
                 *inputs,
                 *(num_writes[handle] for handle in handles),
                 *sorted(self._controls(op)),
@@ -194,7 +215,8 @@ class _Cut:
         for op in calls:
             keys = self._keys_of(op)
             handles = {t.ref() for t in op.inputs} & self._scalar_handles
-            if len({*map(self._root, keys)}) + bool(keys and handles) > 1:
+            num_families = 1 if _is_call(op) else len({*map(self._root, keys)})
+            if keys and num_families + bool(handles) > 1:
                 self._spanning.add(op.name)
             elif keys:
                 self._join(keys + [self._key[t.ref()] for t in op.outputs
@@ -325,36 +347,104 @@ class _Cut:
     # -------------------------------------------------------------- functions
     def run(self) -> list[tf.Tensor]:
         """Calls the functions, stage by stage; returns the graph's outputs."""
-        parts: dict[Any, list[str]] = collections.defaultdict(list)
+        names: dict[Any, list[str]] = collections.defaultdict(list)
         for name, stage in reversed(self._stages.items()):
-            unit = self._units[name]
-            where = name if name in self._spanning else None
-            parts[stage, unit.device, unit.is_compiled, where].append(name)
-        closed = {key: self._closed(own) for key, own in parts.items()}
+            names[stage, self._units[name]].append(name)
         wanted = {t.ref() for t in map(self._kept, self._outputs)}
-        for _, inputs in closed.values():
-            wanted.update(t.ref() for t in inputs)
+        parts: dict[Any, list[_Part]] = collections.defaultdict(list)
+        for (stage, unit), own in names.items():
+            part = self._part(own)
+            wanted.update(t.ref() for t in part.inputs)
+            alone = unit.family if unit.family in self._spanning else None
+            parts[stage, unit.device, unit.is_compiled, alone].append(part)
         for key in sorted(parts, key=lambda key: key[0]):
             _, device, is_compiled, alone = key
-            op = self._operation(parts[key][0])
-            if alone is not None and op.type in _BRANCHES:
+            op = None if alone is None else self._operation(alone)
+            if op is not None and op.type in _BRANCHES:
                 results = self._branch(op)
                 self._values.update(zip((t.ref() for t in op.outputs), results))
                 continue
-            names, inputs = closed[key]
-            fetches = [
-                t
-                for name in parts[key]
-                for t in self._operation(name).outputs
-                if t.ref() in wanted
-            ]
-            function = self._function(
-                names, inputs, fetches, device, is_compiled
-            )
-            with tf.device(device):
-                results = function(self._values)
-            self._values.update(zip((t.ref() for t in fetches), results))
+            ready = [part.giving(wanted) for part in parts[key]]
+            for group in _groups(ready, self._key_of):
+                with tf.device(device):
+                    self._call(group, device, is_compiled)
         return [self._values[self._kept(t).ref()] for t in self._outputs]
+
+    def _part(self, own: list[str]) -> _Part:
+        """Some operations with what is copied for them, and what they take."""
+        names, waiting = set(own), list(own)
+        while waiting:
+            op = self._operation(waiting.pop())
+            needed = self._controls(op) | {
+                t.op.name for t in self._inputs(op) if t.op.type != _GIVEN
+            }
+            new = {name for name in needed - names if name not in self._units}
+            names |= new
+            waiting += new
+        places = self._whole.places
+        operations = [
+            self._operation(name)
+            for name in sorted(names, key=places.__getitem__)
+        ]
+        inputs = {
+            t.ref(): t
+            for op in operations
+            for t in self._inputs(op)
+            if t.op.name not in names
+        }
+        return _Part(operations, list(inputs.values()), [])
+
+    def _key_of(self, part: _Part) -> Any:
+        """What a part computes, as a key that equal parts share.
+
+        They take what is common itself, and all else in the same order.
+        """
+        numbers: dict[Any, Any] = {}
+        for i, tensor in enumerate(part.inputs):
+            unit = self._units.get(tensor.op.name)
+            is_common = unit is not None and unit.family == _COMMON
+            own = tensor.name if is_common else i
+            numbers[tensor.ref()] = own, str(tensor.shape), tensor.dtype
+        order = {op.name: i for i, op in enumerate(part.operations)}
+        written = []
+        for i, op in enumerate(part.operations):
+            numbers.update((t.ref(), (i, j)) for j, t in enumerate(op.outputs))
+            controls = [order[n] for n in self._controls(op) if n in order]
+            written.append(
+                (
+                    self._text(op),
+                    *(numbers[t.ref()] for t in self._inputs(op)),
+                    *sorted(controls),
+                    *(str(t.shape) for t in op.outputs),
+                )
+            )
+        return (*written, *(numbers[t.ref()] for t in part.outputs))
+
+    def _text(self, op: tf.Operation) -> bytes:
+        """What an operation does, without names."""
+        node = type(self._whole.nodes[op.name])()
+        node.CopyFrom(self._whole.nodes[op.name])
+        for field in ("name", "input"):
+            node.ClearField(field)
+        node.attr.pop("_class", None)
+        return bytes(node.SerializeToString(deterministic=True))
+
+    def _call(self, parts: list[_Part], device: str, compiled: bool) -> None:
+        """Calls one function of some parts, which equal ones share."""
+        #     traced     inputs of the parts for which it was made
+        #     parts      inputs of these, one for one
+        key = (device, compiled, *map(self._key_of, parts))
+        if key not in self._functions:
+            function = self._function(parts, device, compiled)
+            self._functions[key] = function, parts
+        function, traced = self._functions[key]
+        values = {
+            t.ref(): self._values[own.ref()]
+            for a, b in zip(traced, parts)
+            for t, own in zip(a.inputs, b.inputs)
+        }
+        outputs = [t.ref() for part in parts for t in part.outputs]
+        self._values.update(zip(outputs, function(values)))
 
     def _kept(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._same.get(tensor.ref(), tensor)
@@ -362,38 +452,16 @@ class _Cut:
     def _operation(self, name: str) -> tf.Operation:
         return self._whole.operations[self._whole.places[name]]
 
-    def _closed(self, own: list[str]) -> tuple[set[str], list[tf.Tensor]]:
-        """Operations with what is copied for them, and what they take."""
-        names, waiting = set(own), list(own)
-        inputs: dict[Any, tf.Tensor] = {}
-        while waiting:
-            op = self._operation(waiting.pop())
-            for tensor in self._inputs(op):
-                name = tensor.op.name
-                if name in self._units or tensor.op.type == "Placeholder":
-                    if name not in names:
-                        inputs[tensor.ref()] = tensor
-                elif name not in names:
-                    names.add(name)
-                    waiting.append(name)
-            for name in self._controls(op) - names:
-                if name not in self._units:
-                    names.add(name)
-                    waiting.append(name)
-        return names, list(inputs.values())
-
     def _function(
-        self,
-        names: set[str],
-        inputs: list[tf.Tensor],
-        fetches: list[tf.Tensor],
-        device: str,
-        is_compiled: bool,
+        self, parts: list[_Part], device: str, is_compiled: bool
     ) -> Any:
-        """The function of some operations."""
-        part = self._whole.definition_of(names)
+        """The function of some parts."""
+        names = {op.name for part in parts for op in part.operations}
+        inputs = {t.ref(): t for part in parts for t in part.inputs}
+        outputs = [t for part in parts for t in part.outputs]
+        definition = self._whole.definition_of(names)
         same = {ref.deref().name: t.name for ref, t in self._same.items()}
-        for node in part.node:
+        for node in definition.node:
             kept = []
             for text in node.input:
                 if text[0] == "^":
@@ -412,7 +480,7 @@ class _Cut:
             options["experimental_attributes"] = {"_noinline": True}
         kind = tf.DeviceSpec.from_string(device).device_type or "CPU"
         cutter = GraphCutter(self._whole, (), options, kind, as_written=False)
-        return cutter.imported(part, inputs, fetches)
+        return cutter.imported(definition, list(inputs.values()), outputs)
 
     def _branch(self, op: tf.Operation) -> list[tf.Tensor]:
         """A branch, of which each side is cut in the same way."""
@@ -449,6 +517,36 @@ class _Cut:
         return results if op.outputs else []
 
 
+def _groups(
+    parts: list[_Part], key_of: Callable[[_Part], Any]
+) -> list[list[_Part]]:
+    """Deals parts out to functions, of which as many as possible are equal.
+
+    12 equal blocks of 14 weights are 12 calls of one function, compiled once.
+    """
+    by_key: dict[Any, list[_Part]] = collections.defaultdict(list)
+    for part in parts:
+        by_key[key_of(part)].append(part)
+    counts = [len(equal) for equal in by_key.values()]
+
+    def cost(number: int) -> int:
+        return number * _CALL + sum(n // number + n % number for n in counts)
+
+    number = min(range(1, _MOST_CALLS + 1), key=cost)
+    groups: list[list[_Part]] = [[] for _ in range(number + 1)]
+    for equal in by_key.values():
+        each = len(equal) // number
+        for i in range(number):
+            groups[i] += equal[i * each : (i + 1) * each]
+        groups[number] += equal[number * each :]
+    return [group for group in groups if group]
+
+
+def _is_call(op: tf.Operation) -> bool:
+    """Whether an operation calls one function, whatever its inputs are."""
+    return "PartitionedCall" in op.type
+
+
 def _is_large(tensor: tf.Tensor) -> bool:
     """Whether a tensor may be more than a scalar."""
     return tensor.dtype != tf.resource and tensor.shape.rank != 0
@@ -456,7 +554,7 @@ def _is_large(tensor: tf.Tensor) -> bool:
 
 def _is_of_scalars(op: tf.Operation) -> bool:
     """Whether an operation makes scalars of scalars, or is a constant."""
-    if internals.is_stateful(op.type) or op.type == "Placeholder":
+    if internals.is_stateful(op.type) or op.type == _GIVEN:
         return False
     tensors = [*op.inputs, *op.outputs]
     return op.type == "Const" or not (
