@@ -16,12 +16,18 @@ def step_graph(model, x, y):
 def is_task(op):
     """Whether an operation calls a task of a cell.
 
-    TensorFlow's graph optimiser is off there, and nowhere else.
+    TensorFlow's graph optimiser is off there and in updates, which take
+    variables or scalars.
     """
-    if "PartitionedCall" not in op.type:
+    if "PartitionedCall" not in op.type or is_of_update(op):
         return False
     config = tf.compat.v1.ConfigProto.FromString(op.get_attr("config_proto"))
     return config.graph_options.rewrite_options.disable_meta_optimizer
+
+
+def is_of_update(op):
+    """Whether an operation calls a part of an update."""
+    return any(t.dtype == tf.resource for t in op.inputs)
 
 
 def tasks(graph):

@@ -7,9 +7,7 @@ generator may ask for another one, which `candidates` names.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,12 +17,11 @@ import tensorflow as tf
 from case import Case
 from generate import generate
 
-from tfgpipe import internals
 from tfgpipe.cells import ModelCall
-from tfgpipe.devices import placement, update
 from tfgpipe.graphs import gradient_sums, same_graph
 from tfgpipe.loss import WholeMiniBatchLoss
 from tfgpipe.loss.objective import Penalty
+from tfgpipe.run import update
 from tfgpipe.sequence import source, steps
 from tfgpipe.state import flow, rules
 from tfgpipe.state import scope as state_scope
@@ -84,16 +81,7 @@ def take_constants_for_equal(monkeypatch):
 
 
 def read_rates_once(monkeypatch):
-    def values(self, learning_rate, fixed, device):
-        place = tf.compat.v1.get_default_graph(), device
-        if place not in self._read:
-            self._read[place] = [
-                tf.identity(getattr(learning_rate, "value", learning_rate)),
-                *(placement.read_variable(v) for v in fixed),
-            ]
-        return self._read[place]
-
-    monkeypatch.setattr(update._SharedUpdate, "_values", values)
+    monkeypatch.setattr(update._Update, "is_as_before", True)
 
 
 def regularise_own_weights(monkeypatch):
@@ -126,28 +114,6 @@ def take_no_gradient_for_zero(monkeypatch):
 
 def look_at_no_class(monkeypatch):
     monkeypatch.setattr(source, "_overridden", lambda _: [])
-
-
-def drop_slots_that_some_weights_lack(monkeypatch):
-    """Nor is it seen that an update assigns them."""
-    private = importlib.import_module("tfgpipe.internals.keras")
-    lists, updating = private._slot_lists, internals.updating_in_scope
-
-    def complete(optimizer):
-        found = lists(optimizer)
-        return [own for own in found if all(v is not None for v in own)]
-
-    @contextlib.contextmanager
-    def unseen(optimizer, variable, scope):
-        before = dict(scope.state_mapping)
-        with updating(optimizer, variable, scope):
-            yield
-        own = [variable, *internals.slots(optimizer, variable)]
-        for key in before.keys() - set(map(id, own)):
-            scope.state_mapping[key] = before[key]
-
-    monkeypatch.setattr(private, "_slot_lists", complete)
-    monkeypatch.setattr(internals, "updating_in_scope", unseen)
 
 
 def move_by_the_momentum(monkeypatch):
@@ -225,9 +191,6 @@ CURES = {
         look_at_no_class,
         230,
         _needs("override losses of the model", "functional"),
-    ),
-    "slots are dropped where a weight has none": Cure(
-        drop_slots_that_some_weights_lack, 67, _needs("layer overwritten")
     ),
     "statistics move by the momentum, whatever a layer assigns": Cure(
         move_by_the_momentum, 150, _needs("layer unbiased_norm", "M 1", "R 1")

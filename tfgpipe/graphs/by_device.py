@@ -16,12 +16,13 @@ iterations, loss scale, the norm of all gradients. It is scalars, computed once:
 
 A function is called for each device and stage. Each operation runs as late as
 those allow that take its results, so that hardly more than scalars crosses.
-What is common does not depend on the number of devices, and neither do bits: XLA
-compiles families alone, if anything.
+What is common does not depend on the number of devices, and neither do bits:
+XLA compiles families alone, if anything, and TensorFlow's graph optimiser is
+off.
 
 A branch that touches several families stays a branch, whose graphs are cut in
-the same way. Families on several devices, as of an optimizer that mixes weights,
-are not compiled, and their operations run where their first input is.
+the same way. Families on several devices, as of an optimizer that mixes
+weights, are not compiled, and their operations run where their first input is.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class _Cut:
             if first is not op:
                 self._merged[op.name] = first.name
                 self._same.update(
-                    (t.ref(), kept) for t, kept in zip(op.outputs, first.outputs)
+                    (t.ref(), kept)
+                    for t, kept in zip(op.outputs, first.outputs)
                 )
 
     def _inputs(self, op: tf.Operation) -> list[tf.Tensor]:
@@ -219,8 +221,10 @@ class _Cut:
             if keys and num_families + bool(handles) > 1:
                 self._spanning.add(op.name)
             elif keys:
-                self._join(keys + [self._key[t.ref()] for t in op.outputs
-                                   if _is_large(t)])
+                self._join(
+                    keys
+                    + [self._key[t.ref()] for t in op.outputs if _is_large(t)]
+                )
 
     def _keys_of(self, op: tf.Operation) -> list[Any]:
         """The families of its inputs that are no scalars."""
@@ -280,7 +284,7 @@ class _Cut:
                 handles
                 or op.name in needed
                 or internals.is_stateful(op.type)
-                or _is_of_scalars(op) and op.type != "Const"
+                or (_is_of_scalars(op) and op.type != "Const")
             ):
                 device = self._place(handles or inputs)
                 self._units[op.name] = self._unit(_COMMON, device, False)
@@ -479,7 +483,7 @@ class _Cut:
         else:
             options["experimental_attributes"] = {"_noinline": True}
         kind = tf.DeviceSpec.from_string(device).device_type or "CPU"
-        cutter = GraphCutter(self._whole, (), options, kind, as_written=False)
+        cutter = GraphCutter(self._whole, (), options, kind)
         return cutter.imported(definition, list(inputs.values()), outputs)
 
     def _branch(self, op: tf.Operation) -> list[tf.Tensor]:
@@ -560,5 +564,3 @@ def _is_of_scalars(op: tf.Operation) -> bool:
     return op.type == "Const" or not (
         any(map(_is_large, tensors)) or internals.takes_functions(op.type)
     )
-
-

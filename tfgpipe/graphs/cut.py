@@ -208,10 +208,8 @@ class GraphCutter:
         options: dict[str, Any],
         device_type: str,
         gradients: Collection[str] = (),
-        as_written: bool = True,
     ):
         self._options = options
-        self._as_written = as_written
         # For XLA, sizes are no values that a function could take.
         self._sizes = set() if options.get("jit_compile") else _SIZES
         self._gradients = {
@@ -348,7 +346,7 @@ class GraphCutter:
     def imported(
         self,
         part: Any,
-        inputs: Sequence[tf.Tensor | Bundle],
+        inputs: list[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
         sums: Bundle | None = None,
     ) -> Subfunction:
@@ -392,14 +390,12 @@ class GraphCutter:
         stays = stays_where_called(specs, part)
         concrete = traced(body, specs, self._options, stays)
         internals.keep(concrete, self._graph)  # and so the functions it calls
-        call = internals.FunctionCall(concrete, self._as_written)
+        call = internals.FunctionCall(concrete, as_written=True)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only that of one operation.
         wrapper = traced(lambda *a: call(list(a)), specs, self._options, stays)
         internals.keep(wrapper, concrete)
-        return Subfunction(
-            wrapper, inputs, fetches, self.captures, self._as_written
-        )
+        return Subfunction(wrapper, inputs, fetches, self.captures)
 
     def _unpacked(
         self, one: tf.Tensor | Bundle, arguments: Iterator[tf.Tensor]
@@ -508,12 +504,11 @@ class Subfunction:
     def __init__(
         self,
         concrete: Any,
-        inputs: Sequence[tf.Tensor | Bundle],
+        inputs: list[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
         captures: Mapping[Any, Any],
-        as_written: bool,
     ):
-        self._call = internals.FunctionCall(concrete, as_written)
+        self._call = internals.FunctionCall(concrete, as_written=True)
         self.inputs = inputs
         self._fetches = fetches
         self._captures = captures

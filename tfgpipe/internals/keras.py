@@ -966,12 +966,6 @@ def trained_by(optimizer: Any) -> list[keras.Variable]:
     return list(optimizer._trainable_variables)
 
 
-def shared_variables(optimizer: Any) -> list[keras.Variable]:
-    """What an optimizer keeps for all variables together."""
-    kept = {id(v) for own in _slot_lists(optimizer) for v in own}
-    return [v for v in optimizer.variables if id(v) not in kept]
-
-
 def _slot_lists(optimizer: Any) -> list[list[keras.Variable | None]]:
     """The optimizer's lists of one variable for each trainable variable.
 
@@ -986,36 +980,6 @@ def _slot_lists(optimizer: Any) -> list[list[keras.Variable | None]]:
         and len(value) == number
         and all(v is None or isinstance(v, keras.Variable) for v in value)
     ]
-
-
-@contextlib.contextmanager
-def updating_in_scope(
-    optimizer: Any, variable: keras.Variable, scope: Any
-) -> Iterator[None]:
-    """Inside, an optimizer may update a variable in a `StatelessScope`."""
-    index = optimizer._get_variable_index(variable)
-
-    def assign(variable: Any, value: Any) -> None:
-        scope.add_update((variable, tf.cast(value, variable.dtype)))
-
-    def assign_add(variable: Any, value: Any) -> None:
-        value = tf.cast(value, variable.dtype)
-        scope.add_update((variable, scope.get_current_value(variable) + value))
-
-    def assign_sub(variable: Any, value: Any) -> None:
-        value = tf.cast(value, variable.dtype)
-        scope.add_update((variable, scope.get_current_value(variable) - value))
-
-    with contextlib.ExitStack() as stack:
-        for function in (assign, assign_add, assign_sub):
-            stack.enter_context(
-                replaced_method(optimizer, function.__name__, function)
-            )
-        stack.enter_context(
-            replaced_method(optimizer, "_get_variable_index", lambda _: index)
-        )
-        with scope:
-            yield
 
 
 # --------------------------------------------------------------------- layers

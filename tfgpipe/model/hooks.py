@@ -451,10 +451,10 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         if self._strategy is not None:
             internals.adopt(optimizer, self._strategy)
         with internals.outside_functions(), internals.without_strategy():
+            if not optimizer.built and variables is not None:
+                optimizer.build(variables)
             if optimizer.built:
                 self._move_slots(optimizer)
-            elif variables is not None:
-                optimizer.build(variables)
 
     def run_own_step(self, method: Callable, *args: Any, **kwargs: Any) -> Any:
         """Runs a `train_step` of a subclass, or of a subclass of that one."""
@@ -487,9 +487,10 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         )
 
     def _move_slots(self, optimizer: Any) -> None:
-        """Brings slots to the weights, which are elsewhere now.
+        """Brings slots to the weights, where they are elsewhere.
 
-        Another model has trained with the optimizer.
+        Another model has trained with the optimizer, or it is one, as
+        Adafactor, that makes slots without a word of their weights.
         """
         for one in internals.with_inner(optimizer):
             for variable in internals.trained_by(one):

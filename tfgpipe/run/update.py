@@ -224,7 +224,7 @@ class _Update:
         if not self.is_alike:
             return
         options = {"autograph": False}
-        cutter = GraphCutter(whole, own, options, "CPU", as_written=False)
+        cutter = GraphCutter(whole, own, options, "CPU")
         taken = [t for t in self._given if t is not None]
         self._function = cutter.function(
             [*taken, *common.values()], [], effects

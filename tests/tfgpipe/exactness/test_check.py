@@ -13,10 +13,10 @@ from quick import quick
 
 import tfgpipe
 from tfgpipe.cells import CellTasks, Tracer
-from tfgpipe.devices import update
 from tfgpipe.graphs import CellFunctions, cut
 from tfgpipe.loss import SummedLoss
 from tfgpipe.model import rehearsal
+from tfgpipe.run import update
 from tfgpipe.state import flow as flow_lib
 from tfgpipe.state import rules
 

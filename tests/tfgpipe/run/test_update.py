@@ -6,19 +6,22 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from graphs import step_graph
 
 import tfgpipe
+from tfgpipe import internals
 from tfgpipe.devices import names as names_lib
+from tfgpipe.devices import placement
 from tfgpipe.run import update
 
 SHAPES = ((3, 4), (4,), (3, 4), (), (4,), (2, 2, 2))
 
 
-def variables(dtype):
+def variables(dtype, k=3):
     rng = np.random.default_rng(0)
     made = []
     for i, shape in enumerate(SHAPES):
-        with tf.device(f"CPU:{i % 3}"):
+        with tf.device(f"CPU:{i % k}"):
             value = rng.standard_normal(shape)
             made.append(keras.Variable(value, dtype=dtype, name=f"v{i}"))
     return made
@@ -35,10 +38,18 @@ def gradients(step, dtype, sparse):
     return found
 
 
-def trained(optimizer, ours, dtype, sparse=False, steps=4, compiles=False):
+def trained(optimizer, ours, dtype, sparse=False, steps=4, compiles=False, k=3):
     """Values and slots after some steps, each of them in a graph."""
-    weights = variables(dtype)
+    weights = variables(dtype, k)
     optimizer.build(weights)
+    for variable in weights:  # as `build_optimizer` does
+        own = [
+            slot
+            for one in internals.with_inner(optimizer)
+            if type(one) is keras.optimizers.Adafactor
+            for slot in internals.slots(one, variable)
+        ]
+        placement.create_or_move(own, variable.value.device)
 
     @tf.function(autograph=False)
     def step(found):
@@ -239,45 +250,96 @@ def test_optimizers_not_known_to_be_alike_go_the_way_of_keras(
 
 
 def test_instance_gets_its_methods_back():
+    def fail(variable, value):
+        raise RuntimeError("out of luck")
+
     optimizer = keras.optimizers.Adam()
-    before = {*vars(optimizer)}
     weights = variables("float32")
     optimizer.build(weights)
-    names = {*vars(optimizer)}
-    trained(keras.optimizers.Adam(), True, "float32", steps=1)
-    with (
-        pytest.raises(RuntimeError, match="out of luck"),
-        tf.Graph().as_default(),
-        update.update_on_devices(optimizer, weights),
-    ):
-        raise RuntimeError("out of luck")
-    assert {*vars(optimizer)} == names >= before
+    optimizer.assign_sub = fail
+    before = {**vars(optimizer)}
+    pairs = list(zip(gradients(0, "float32", False), weights))
+    step = tf.function(
+        lambda: update.update_on_devices(optimizer, pairs), autograph=False
+    )
+    with pytest.raises(RuntimeError, match="out of luck"):
+        step()
+    assert vars(optimizer) == before
 
 
 # --------------------------------------------------------------------- places
-def test_updates_run_where_the_weights_are():
-    """Each call of an update is on the device of what it updates."""
-    weights = variables("float32")
-    optimizer = keras.optimizers.Adam(global_clipnorm=1.0)
+def calls_of(optimizer, compiles=False, k=3):
+    """The calls of functions in an update, and all other operations."""
+    weights = variables("float32", k)
     optimizer.build(weights)
 
     def step(*found):
-        with update.update_on_devices(optimizer, weights):
-            optimizer.apply_gradients(zip(found, weights))
+        pairs = list(zip(found, weights))
+        update.update_on_devices(optimizer, pairs, compiles)
 
     traced = tf.function(step, autograph=False)
     graph = traced.get_concrete_function(*gradients(0, "float32", False)).graph
+    own = [op for op in graph.get_operations() if op.type != "Placeholder"]
+    calls = [op for op in own if "PartitionedCall" in op.type]
+    return calls, [op for op in own if op not in calls], graph
+
+
+def test_update_is_one_function_a_device():
+    calls, others, graph = calls_of(keras.optimizers.Adam(global_clipnorm=1.0))
+    #     squares on three devices; what is common; updates on three devices
+    devices = [op.device[-5:] for op in calls]
+    assert devices == ["CPU:0", "CPU:1", "CPU:2", "CPU:0"] + devices[:3]
+    assert {op.type for op in others} <= {"NoOp", "Identity"}
     captured = {id(inner): outer for outer, inner in graph.captures}
-    calls = [op for op in graph.get_operations() if "Call" in op.type]
-    assert len(calls) == len(SHAPES)
-    assert [op.device[-5:] for op in calls] == [
-        v.value.device[-5:] for v in weights
-    ]
-    assigns = [op for op in graph.get_operations() if "Assign" in op.type]
-    for op in assigns:
-        resource = captured[id(op.inputs[0])]
-        if resource.shape.rank == 0 and resource.device:
-            assert op.device[-5:] == resource.device[-5:]
+    for op in calls:
+        for tensor in op.inputs:
+            if tensor.dtype == tf.resource:
+                assert captured[id(tensor)].device[-5:] == op.device[-5:]
+            elif op in calls[4:] and tensor.op in calls:
+                assert tensor.shape.rank == 0
+
+
+def blocks():
+    layers = [keras.Input((4,)), keras.layers.Dense(8)]
+    for _ in range(12):
+        layers += [keras.layers.LayerNormalization(), keras.layers.Dense(8)]
+    return [*layers, keras.layers.Dense(2)]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "loss_scale", "Muon"])
+def test_step_of_twelve_blocks_has_few_operations_outside_functions(name):
+    """Each is a kernel of its own on a GPU, hundreds of them a gap."""
+    model = tfgpipe.GPipe(blocks(), 1, 4)
+    model.compile(OPTIMIZERS[name](), "mse", jit_compile=True)
+    waiting = [step_graph(model, np.ones((8, 4)), np.ones((8, 2)))]
+    count = 0
+    while waiting:
+        for op in waiting.pop().get_operations():
+            count += op.type not in ("Placeholder", "NoOp", "Const")
+            if op.type == "If":
+                waiting += [
+                    internals.function_graph(op, op.get_attr(side).name)
+                    for side in ("then_branch", "else_branch")
+                ]
+    assert count <= 200
+
+
+NOT_ONE_BY_ONE = "loss_scale accumulation Nadam Muon Adafactor own".split()
+
+
+@pytest.mark.parametrize("name", ["Adam", "clipnorm", *NOT_ONE_BY_ONE])
+def test_compiled_update_has_the_same_bits_on_any_number_of_devices(name):
+    def after(k, compiles):
+        optimizer = OPTIMIZERS[name]()
+        return trained(
+            optimizer, True, "float32", steps=2, compiles=compiles, k=k
+        )
+
+    first = after(1, True)
+    for a, b in zip(first, after(3, True), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(first, after(1, False), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
 
 
 def test_model_with_a_users_optimizer_trains_as_in_keras():
