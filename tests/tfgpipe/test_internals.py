@@ -966,6 +966,11 @@ def test_graph_of_a_called_function_is_found():
     (call,) = [op for op in graph.get_operations() if "Call" in op.type]
     called = internals.function_graph(call, call.get_attr("f").name)
     assert "Cos" in [op.type for op in called.get_operations()]
+    with tf.Graph().as_default() as imported:
+        tf.graph_util.import_graph_def(graph.as_graph_def(), name="")
+    call = imported.get_operation_by_name(call.name)
+    called = internals.function_graph(call, call.get_attr("f").name)
+    assert "Cos" in [op.type for op in called.get_operations()]
 
 
 def test_seed_generator_of_keras_keeps_its_value():

@@ -6,7 +6,9 @@ from tfgpipe.graphs.by_device import run_by_device
 from tfgpipe.graphs.cell_functions import CellFunctions, only_cast
 from tfgpipe.graphs.cut import (
     CHEAP,
+    GraphCutter,
     StagedFunction,
+    WholeGraph,
     follows,
     functions_of,
     sum_over_replicas,
@@ -41,6 +43,7 @@ __all__ = [
     "Differentiated",
     "Gradient",
     "GradientSums",
+    "GraphCutter",
     "Indices",
     "NotCompilable",
     "Part",
@@ -48,6 +51,7 @@ __all__ = [
     "StagedFunction",
     "TraceOptions",
     "TracedModel",
+    "WholeGraph",
     "alive",
     "are_distinct",
     "as_tensor",

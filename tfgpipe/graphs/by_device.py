@@ -312,7 +312,8 @@ class _Cut:
         before: dict[str, set[str]] = {}  # without copied ones
         for op in self._operations:
             direct = {t.op.name for t in self._inputs(op)} | self._controls(op)
-            before[op.name] = found = set()
+            found: set[str] = set()
+            before[op.name] = found
             for name in direct:
                 found |= {name} if name in units else before.get(name, set())
         live: set[str] = set()

@@ -39,6 +39,9 @@ from tensorflow.python.framework.auto_control_deps_utils import (
 from tensorflow.python.framework.auto_control_deps_utils import (
     RESOURCE_READ_OPS as _RESOURCE_READS,
 )
+from tensorflow.python.framework.function_def_to_graph import (
+    function_def_to_graph as _function_def_to_graph,
+)
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
 from tensorflow.python.ops import resource_variable_ops as _variable_ops
@@ -841,7 +844,11 @@ def takes_functions(op_type: str) -> bool:
 
 def function_graph(op: tf.Operation, name: str) -> tf.Graph:
     """The graph of a function that an operation calls by its name."""
-    return op.graph._get_function(name).graph
+    function = op.graph._get_function(name)
+    if hasattr(function, "graph"):
+        return function.graph
+    # Of an imported graph, which knows names and definitions alone.
+    return _function_def_to_graph(_context.context().get_function_def(name))
 
 
 # ----------------------------------------------------------------- strategies

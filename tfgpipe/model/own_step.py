@@ -22,8 +22,9 @@ from typing import Any
 import keras
 
 from tfgpipe import failures, internals
-from tfgpipe.devices import placement, update_on_devices
+from tfgpipe.devices import placement
 from tfgpipe.model.nonfinite import Guard
+from tfgpipe.run import update_on_devices
 
 # Whether operations that are made are those of a pipeline.
 in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
@@ -129,15 +130,15 @@ class OwnStep:
         if self.guard is not None:
             self.check_graph()
             self.guard.keep(internals.slots_of_all(optimizer))
-        in_branch = internals.current_graph() is not self._graph
-        with contextlib.ExitStack() as stack:
-            if self._graph is not None:
-                stack.enter_context(
-                    update_on_devices(optimizer, self._variables(), in_branch)
-                )
-            # It may apply another one.
-            stack.enter_context(failures.setting(in_pipeline, True))
-            plain(optimizer, grads, variables)
+        apply = functools.partial(plain, optimizer, grads, variables)
+        with failures.setting(in_pipeline, True):  # it may apply another one
+            if self._graph is None:
+                apply()
+                return
+            if variables is None:
+                variables = internals.trained_by(optimizer)
+            pairs = list(zip(grads, variables))
+            update_on_devices(optimizer, pairs, apply=apply)
 
     def _scale(self, plain: Callable, optimizer: Any, loss: Any) -> Any:
         """Replaces the `scale_loss` of all optimizers."""

@@ -390,7 +390,7 @@ class TrainingSteps(Hooks):
 
         def update() -> None:
             if pairs:
-                update_on_devices(self.optimizer, pairs, self._jit_cells)
+                update_on_devices(self.optimizer, pairs, run.is_compiled)
 
         with contextlib.ExitStack() as stack:
             if self._step_notes.clock is not None:

@@ -95,6 +95,11 @@ class Pipeline:
         self._flow = TaskFlow(batch, tasks, weights, self.state)
         self._left = collections.deque(program.turns)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA compiles the tasks."""
+        return self._batch.traced.options.jit_compile
+
     def forward(self) -> None:
         """Runs the operations before the first that needs the loss."""
         while self._left and not self._left[0][0].is_backward:

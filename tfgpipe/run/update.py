@@ -9,6 +9,7 @@ once, and what it does is a function for each device, see
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs import run_by_device
-from tfgpipe.graphs.cut import GraphCutter, WholeGraph
+from tfgpipe.graphs import GraphCutter, WholeGraph, run_by_device
 
 # Keras's optimizers whose update of a weight depends on nothing but the
 # gradient, the weight, its slots and the optimizer's settings. Others, such as
@@ -56,6 +56,7 @@ def update_on_devices(
     optimizer: keras.optimizers.Optimizer,
     pairs: Sequence[tuple[Any, keras.Variable]],
     compiles: bool = False,
+    apply: Callable[[], None] | None = None,
 ) -> None:
     """Applies gradients, each on the device of its variable.
 
@@ -63,10 +64,10 @@ def update_on_devices(
         optimizer: Has its slots.
         pairs: Gradients, or None, and their variables.
         compiles: Whether XLA compiles the update of dense gradients.
+        apply: Applies them; None for `apply_gradients` of the optimizer.
     """
-
-    def apply() -> None:
-        optimizer.apply_gradients(pairs)
+    if apply is None:
+        apply = functools.partial(optimizer.apply_gradients, pairs)
 
     alike = [*filter(_is_alike, internals.with_inner(optimizer))]
     with contextlib.ExitStack() as stack:
@@ -77,7 +78,8 @@ def update_on_devices(
             stack.enter_context(
                 internals.replaced_method(one, "update_step", shared)
             )
-        traced = tf.function(apply, autograph=False).get_concrete_function()
+        function = tf.function(lambda: apply(), autograph=False)
+        traced = function.get_concrete_function()
     graph = traced.graph
     values = {inner.ref(): outer for outer, inner in graph.captures}
     slices = {
