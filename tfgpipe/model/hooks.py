@@ -460,7 +460,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         """Runs a `train_step` of a subclass, or of a subclass of that one."""
         if self._notes.own_step is not None:
             return method(self, *args, **kwargs)
-        step = OwnStep(lambda: self.variables, self._place_slots)
+        step = OwnStep(self._place_slots)
         with internals.replaced(self._notes, "own_step", step), step.running():
             return step.ended(method(self, *args, **kwargs))
 

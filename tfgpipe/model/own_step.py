@@ -45,7 +45,6 @@ class OwnStep:
     """A `train_step` of a subclass, while it runs or is traced.
 
     Args:
-        variables: Returns those of the model, which may be built later.
         place_slots: Called with an optimizer and the variables that it gets, or
             None: creates its slots where these are, or moves them there.
 
@@ -56,12 +55,10 @@ class OwnStep:
 
     def __init__(
         self,
-        variables: Callable[[], list[keras.Variable]],
         place_slots: Callable[[Any, Any], None],
     ):
         self.guard: Guard | None = None
         self.is_unscaled = False
-        self._variables = variables
         self._place_slots = place_slots
         self._graph = internals.current_graph()
 
@@ -115,6 +112,7 @@ class OwnStep:
         if in_pipeline.get():
             plain(optimizer, grads, variables)
             return
+        grads = list(grads)
         if variables is not None:
             variables = list(variables)
         self._place_slots(optimizer, variables)
