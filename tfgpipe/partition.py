@@ -36,8 +36,10 @@ crosses from cell to cell depends on where a cell ends: at the end of a block it
 is one tensor, inside it is two. Of the cuts whose largest cell is at most 10%
 larger than it has to be, the one is taken in which the fewest bytes cross;
 among those, the one whose cells vary least. It is found in the same way: a byte
-costs more than all squares together. That depends on where a cell starts alone,
-so starts overtake each other as before.
+costs more than all squares together, and where no cell had better begin, as in
+the middle of a block that is repeated, that counts as more than all bytes. All
+of that depends on where a cell starts alone, so starts overtake each other as
+before.
 
 References:
     * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2: the
@@ -52,7 +54,7 @@ import bisect
 import collections
 import itertools
 import numbers
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tfgpipe.checks import as_count, as_integer, is_amount
 
@@ -284,7 +286,10 @@ SLACK = 10  # a largest cell may be larger by one part in as many
 
 
 def cut_graph(
-    costs: Sequence[float], live_bytes: Sequence[int], num_partitions: int
+    costs: Sequence[float],
+    live_bytes: Sequence[int],
+    num_partitions: int,
+    avoided: Collection[int] = (),
 ) -> list[int]:
     """Cuts the steps of a graph into consecutive cells.
 
@@ -292,6 +297,8 @@ def cut_graph(
         costs: Cost of each step, in any one unit.
         live_bytes: For each step, what crosses if a cell begins with it.
         num_partitions: Cells to make, from 1 to the number of steps.
+        avoided: Steps with which cells begin only where they must: one of them
+            counts as more than all bytes.
 
     Returns:
         The number of steps of each cell, each positive.
@@ -302,12 +309,18 @@ def cut_graph(
     [3, 2]
     >>> cut_graph([1, 1, 1, 1], [8, 8, 8, 4], 2)
     [2, 2]
+    >>> cut_graph([1] * 20, [8] * 20, 2, avoided={10})
+    [11, 9]
     """
     whole, _ = _whole_numbers(_check_costs(costs))
     ends = list(itertools.accumulate(whole, initial=0))
     bound = _smallest_bound(ends, max(whole), num_partitions)
     bound += bound // SLACK
-    cuts = _least_squares(ends, bound, num_partitions, live_bytes)
+    more = sum(live_bytes) + 1
+    crosses = [
+        live + more * (i in avoided) for i, live in enumerate(live_bytes)
+    ]
+    cuts = _least_squares(ends, bound, num_partitions, crosses)
     return [b - a for a, b in itertools.pairwise(cuts)]
 
 

@@ -70,14 +70,14 @@ def take_complex_state_for_integers(monkeypatch):
 
 
 def take_constants_for_equal(monkeypatch):
-    original = same_graph._without_names
+    original = same_graph.without_names
 
     def without(node, *args):
         original(node, *args)
         if node.op == "Const":
             node.attr.pop("value")
 
-    monkeypatch.setattr(same_graph, "_without_names", without)
+    monkeypatch.setattr(same_graph, "without_names", without)
 
 
 def read_rates_once(monkeypatch):

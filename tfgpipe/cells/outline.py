@@ -24,7 +24,14 @@ from tfgpipe import internals
 from tfgpipe.cells.cell import LayerCall, stand_in
 from tfgpipe.cells.model_trace import ModelCall, trace_model
 from tfgpipe.cells.sections import Section
-from tfgpipe.graphs import CHEAP, TracedModel, TraceOptions, follows
+from tfgpipe.graphs import (
+    CHEAP,
+    Repeat,
+    TracedModel,
+    TraceOptions,
+    follows,
+    repeats_of,
+)
 
 
 class SectionCall(LayerCall):
@@ -81,6 +88,7 @@ class Outline(NamedTuple):
         flops: Of each, for one row.
         live_bytes: What crosses if a cell begins there, for one row.
         made_bytes: What each makes, for one row: of it a part is kept.
+        repeats: Runs of equal blocks of steps.
         output: Specs of the outputs, a nest.
     """
 
@@ -89,6 +97,7 @@ class Outline(NamedTuple):
     flops: list[float]
     live_bytes: list[int]
     made_bytes: list[int]
+    repeats: list[Repeat]
     output: Any
 
     def step_of(self, tensor: tf.Tensor) -> int:
@@ -225,12 +234,14 @@ class _Reader:
             operations[step_of(op)].append(op)
         read, last_taken = self._reads(operations)
         steps = self._steps(firsts, read)
+        live = self._live_bytes(len(steps), last_taken, step_of)
         return Outline(
             traced,
             steps,
             [sum(self._costs[a:b]) for a, b in itertools.pairwise(ends)],
-            self._live_bytes(len(steps), last_taken, step_of),
+            live,
             [sum(map(self._made_bytes, own)) for own in operations],
+            repeats_of(traced, operations, live),
             tree.map_structure(self._output, traced.structure),
         )
 

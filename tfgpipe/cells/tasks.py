@@ -228,8 +228,9 @@ class CellTasks:
         sparse = [d._replace(dense=None) for d in first.dw]
         # What is not among the values is computed again, within the function.
         kept = [one for one in (cut.kept, cut.crossing) if one in values]
+        with_sums = sums is not None or cut.sums.begins
         function = cut.function(
-            ("backward", with_dx, len(kept), sums is None, len(forward)),
+            ("backward", with_dx, len(kept), with_sums, len(forward)),
             [*cut.totals, *kept],
             [
                 *forward,
@@ -237,7 +238,7 @@ class CellTasks:
                 cut.sums,
                 *tensors(sparse),
             ],
-            sums and cut.sums,
+            cut.sums if with_sums else None,
             with_effects=bool(forward),
         )
 
@@ -256,7 +257,33 @@ class CellTasks:
                 own = [a.plus(b) for a, b in zip(sums.sparse, own)]
             return given, GradientSums(dense, own)
 
-        return TaskCall(function, values, sums.dense if sums else (), finish)
+        return TaskCall(function, values, self._so_far(values, sums), finish)
+
+    def _so_far(
+        self, values: Mapping[Any, Any], sums: GradientSums | None
+    ) -> Sequence[tf.Tensor]:
+        """The sums so far, as a function takes them.
+
+        With one that begins them, weights stand for sums that are not there
+        yet, which are there already; zeros do where their dtype is another.
+        """
+        cut = self.functions
+        if not cut.sums.begins:
+            return () if sums is None else sums.dense
+        if sums is not None:
+            return [*sums.dense, tf.constant(False)]
+        weights = [
+            weight
+            for weight, d in zip(values[cut.weights], cut.part.dw, strict=True)
+            if d.dense is not None
+        ]
+        found = [
+            weight
+            if (weight.shape, weight.dtype) == (spec.shape, spec.dtype)
+            else tf.zeros(spec.shape, spec.dtype)
+            for weight, spec in zip(weights, cut.sums.specs, strict=True)
+        ]
+        return [*found, tf.constant(True)]
 
     def unpack_sums(self, sums: GradientSums) -> list[Gradient]:
         """The finished sums of the weights."""

@@ -59,13 +59,21 @@ class Tracer:
     XLA (`jit_compile`) draws other random numbers from a seed than TensorFlow
     does, so it compiles all functions or none. `gradient_dtype` is that in
     which the gradients of weights are summed; None for that of each weight.
+    `is_split` is whether there are several micro-batches: what XLA compiles
+    then both begins the sums and adds to them, and so is compiled once.
 
     Attributes:
         can_recompute: Whether cells are recomputed by tasks of their own.
     """
 
-    def __init__(self, jit_compile: bool, gradient_dtype: str | None = None):
-        self._options = TraceOptions(jit_compile, gradient_dtype)
+    def __init__(
+        self,
+        jit_compile: bool,
+        gradient_dtype: str | None = None,
+        is_split: bool = False,
+    ):
+        begins_sums = jit_compile and is_split
+        self._options = TraceOptions(jit_compile, gradient_dtype, begins_sums)
         self.can_recompute = not jit_compile
         self._known: dict[Any, CellFunctions] = {}
 

@@ -14,7 +14,11 @@ from tfgpipe.graphs.cut import (
     sum_over_replicas,
     sums_over_replicas,
 )
-from tfgpipe.graphs.flops import behind_identities, operation_flops
+from tfgpipe.graphs.flops import (
+    LIKELY_ROWS,
+    behind_identities,
+    operation_flops,
+)
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
@@ -26,6 +30,7 @@ from tfgpipe.graphs.gradient_sums import (
 )
 from tfgpipe.graphs.parts import Part, alive, parts_of
 from tfgpipe.graphs.piece import Piece, pieces_of
+from tfgpipe.graphs.repeats import Repeat, repeats_of
 from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.traced_model import (
     Differentiated,
@@ -39,6 +44,7 @@ from tfgpipe.graphs.xla import NotCompilable, check_compilable
 
 __all__ = [
     "CHEAP",
+    "LIKELY_ROWS",
     "CellFunctions",
     "Differentiated",
     "Gradient",
@@ -48,6 +54,7 @@ __all__ = [
     "NotCompilable",
     "Part",
     "Piece",
+    "Repeat",
     "StagedFunction",
     "TraceOptions",
     "TracedModel",
@@ -70,6 +77,7 @@ __all__ = [
     "parts_of",
     "pieces_of",
     "run_by_device",
+    "repeats_of",
     "stateful_kinds",
     "sum_over_replicas",
     "sums_over_replicas",

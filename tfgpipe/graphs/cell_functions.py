@@ -105,6 +105,7 @@ class CellFunctions:
         )
         dense = [d for d in part.dw if d.dense is not None]
         self.sums = self._bundle([d.dense for d in dense])
+        self.sums.begins = options.begins_sums
         self.sums.maxima = {
             i for i, d in enumerate(dense) if isinstance(d, Replacement)
         }

@@ -357,7 +357,8 @@ class GraphCutter:
         computed = [t.name for t in wanted if t.name not in given]
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
-            # Packed values, bundle after bundle, then the sums so far.
+            # Packed values, bundle after bundle, then the sums so far, and
+            # whether there are none.
             flat = iter(arguments)
             found: dict[str, tf.Tensor] = {}
             for one in inputs:
@@ -380,13 +381,16 @@ class GraphCutter:
                 ]
                 if fetch is sums:
                     _, so_far = self._unpacked(fetch, flat)
-                    values = sums.add(so_far, values)
+                    is_first = next(flat) if sums.begins else None
+                    values = sums.add(so_far, values, is_first)
                 with tf.device(self._where):
                     results += as_bundle(fetch).pack(values)
             return results
 
         taken = [*inputs, sums] if sums else inputs
         specs = [spec for one in taken for spec in as_bundle(one).specs]
+        if sums and sums.begins:
+            specs.append(tf.TensorSpec([], tf.bool))
         stays = stays_where_called(specs, part)
         concrete = traced(body, specs, self._options, stays)
         internals.keep(concrete, self._graph)  # and so the functions it calls

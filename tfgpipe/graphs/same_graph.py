@@ -115,7 +115,7 @@ class _Writer:
         node.CopyFrom(self._whole.nodes[op.name])
         del node.input[:]  # as tensors
         node.attr.pop("_class", None)  # what is cut out is near nothing
-        _without_names(node, self._number, self._functions)
+        without_names(node, self._number, self._functions)
         controls = [self._number.get(o.name) for o in op.control_inputs]
         tensors = [self._written(t) for t in op.inputs]
         shapes = [str(t.shape) for t in op.outputs]
@@ -132,19 +132,19 @@ class _Writer:
         return self._number[tensor.op.name], tensor.value_index
 
 
-_known_functions: weakref.WeakKeyDictionary[WholeGraph, _Functions] = (
+_known_functions: weakref.WeakKeyDictionary[WholeGraph, FunctionTexts] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _functions_of(whole: WholeGraph) -> _Functions:
+def _functions_of(whole: WholeGraph) -> FunctionTexts:
     """The functions of a graph, once for all its parts."""
     if whole not in _known_functions:
-        _known_functions[whole] = _Functions(whole.functions)
+        _known_functions[whole] = FunctionTexts(whole.functions)
     return _known_functions[whole]
 
 
-class _Functions:
+class FunctionTexts:
     """Texts of the functions that a graph calls.
 
     `definitions` are those of a graph, by their names.
@@ -170,7 +170,7 @@ class _Functions:
         number = {a.name: f"a{i}" for i, a in enumerate(taken)}
         number.update((n.name, f"{i}") for i, n in enumerate(function.node_def))
         for node in function.node_def:
-            _without_names(node, number, self)
+            without_names(node, number, self)
         for said in (function, *function.arg_attr.values()):
             for word in _WORDS:
                 said.attr.pop(word, None)
@@ -189,8 +189,8 @@ class _Functions:
         return hashlib.sha256(text).hexdigest()
 
 
-def _without_names(
-    node: Any, number: dict[str, str], functions: _Functions
+def without_names(
+    node: Any, number: dict[str, str], functions: FunctionTexts
 ) -> None:
     """Has a node's definition say numbers of nodes in the place of names."""
     node.name = ""

@@ -87,10 +87,13 @@ class TraceOptions:
         jit_compile: Whether XLA compiles what is cut out.
         gradient_dtype: In which gradients of weights are summed; None for that
             of each weight.
+        begins_sums: Whether the function that adds to sums of gradients also
+            begins them.
     """
 
     jit_compile: bool = False
     gradient_dtype: str | None = None
+    begins_sums: bool = False
 
     @property
     def of_function(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
+from tfgpipe.model.regions import region_bounds
 from tfgpipe.model.shards import (
     apart,
     check_whole,
@@ -45,9 +47,11 @@ class Built:
 
     Attributes:
         source: The layers, and how they are called.
-        cells: In order; with `remat_groups`, each group is one, with
+        cells: In order; each group of steps is one, see `_groups`, with
             `head_parts` the head is, and each of `shards` is.
+        counts: How many steps each cell of the user's has.
         costs: What each layer costs, in order.
+        compiles: Whether the cells have the groups that XLA compiles.
         input_spec: Nest of `keras.KerasTensor`s that the first layer takes.
         output_spec: Nest of those that the last one returns.
         num_micro_batches: M, in each replica.
@@ -61,7 +65,9 @@ class Built:
 
     source: Any
     cells: tuple[Cell, ...]
+    counts: tuple[int, ...]
     costs: tuple[float, ...]
+    compiles: bool
     input_spec: Any
     output_spec: Any
     num_micro_batches: int
@@ -106,11 +112,13 @@ class Built:
         return x
 
 
-def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
+def build(
+    arguments: Arguments, input_spec: Any, name: str, compiles: bool = False
+) -> Built:
     """Cuts the layers into cells; their variables have no values yet.
 
     `input_spec` is what the first layer takes, a nest of `keras.KerasTensor`s;
-    `name` is the model's.
+    `name` is the model's; `compiles` is whether XLA is asked to compile cells.
 
     Raises:
         ValueError: If the layers cannot take that, or do not fit the arguments.
@@ -125,21 +133,25 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     )
     arguments.check_supported()
     costs = arguments.costs.resolved(estimated, input_spec)
-    cells = tuple(_cells(arguments, costs, row_bytes(output_spec)))
-    groups = collections.Counter(cell.number for cell in cells)
+    counts = _counts(arguments, costs, input_spec)
+    cells, remat = _grouped(
+        arguments, counts, costs, (input_spec, output_spec), compiles
+    )
     listed = [seed for cell in cells for seed in cell.seeds]
     listed += internals.seeds_of(source.layers)  # those of a `call` of its own
     seeds = {id(seed): seed for seed in listed}
     return Built(
         source,
         cells,
+        tuple(counts),
         tuple(costs),
+        compiles,
         input_spec,
         output_spec,
         m,
         r,
         arguments.schedule_of,
-        arguments.remat_by_cell([*groups.values()]),
+        remat,
         arguments.gradient_dtype,
         RandomState(name, lambda: [*seeds.values()]),
         name,
@@ -166,31 +178,91 @@ def _input_tensors(specs: Any, taken: set[str]) -> Any:
     }
 
 
-def _cells(
-    arguments: Arguments, costs: Sequence[float], width: int
-) -> Iterator[Cell]:
-    """The cells; `width` is that of the outputs, in bytes of a row."""
-    source, k = arguments.source, arguments.num_partitions
-    shards, total = sharded(arguments), sum(costs)
-    costs = [
+def regrouped(arguments: Arguments, built: Built, compiles: bool) -> Built:
+    """The same cells in the groups that they have with XLA, or without it."""
+    cells, remat = _grouped(
+        arguments,
+        built.counts,
+        built.costs,
+        (built.input_spec, built.output_spec),
+        compiles,
+    )
+    return dataclasses.replace(
+        built, cells=cells, remat=remat, compiles=compiles
+    )
+
+
+def _shared_out(arguments: Arguments, costs: Sequence[float]) -> list[float]:
+    """What the steps cost the devices of their cells."""
+    shards = sharded(arguments)
+    return [
         cost / arguments.num_shards(shards.get(id(step.operation)))
-        for cost, step in zip(costs, source.steps)
+        for cost, step in zip(costs, arguments.source.steps)
     ]
+
+
+def _counts(
+    arguments: Arguments, costs: Sequence[float], input_spec: Any
+) -> list[int]:
+    """How many steps each cell has."""
+    source, k = arguments.source, arguments.num_partitions
+    total, costs = sum(costs), _shared_out(arguments, costs)
     if arguments.layers_per_cell is not None:
         counts = source.steps_per_cell(arguments.layers_per_cell)
     elif k > len(costs):
         raise ValueError(too_many_cells(k, len(costs)))
     else:
-        counts = source.cut(costs, k)
+        counts = source.cut(costs, k, region_bounds(arguments, input_spec))
         tell_of_large(arguments, costs, total)
     check_groups(arguments.remat_groups or 1, counts)
+    return [*counts]
+
+
+def _grouped(
+    arguments: Arguments,
+    counts: Sequence[int],
+    costs: Sequence[float],
+    specs: tuple[Any, Any],
+    compiles: bool,
+) -> tuple[tuple[Cell, ...], Remat]:
+    """The groups of all cells, each as a cell, and their rules.
+
+    `counts` are the steps of the user's cells; `specs` those of the model's
+    inputs and outputs.
+    """
+    input_spec, output_spec = specs
+    regions = None
+    if compiles or names.only_compiles(arguments.devices):
+        regions = region_bounds(arguments, input_spec)
+    width = row_bytes(output_spec)
+    cells = tuple(_cells(arguments, counts, costs, width, regions))
+    groups = collections.Counter(cell.number for cell in cells)
+    remat = arguments.remat_by_cell([*groups.values()])
+    if regions is not None:
+        remat = remat.compiled(arguments.num_micro_batches)
+    return cells, remat
+
+
+def _cells(
+    arguments: Arguments,
+    counts: Sequence[int],
+    costs: Sequence[float],
+    width: int,
+    regions: Sequence[int] | None,
+) -> Iterator[Cell]:
+    """The cells; `width` is that of the outputs, in bytes of a row.
+
+    `regions` are where those begin, or end, that XLA compiles; None without it.
+    """
+    source, shards = arguments.source, sharded(arguments)
+    costs = _shared_out(arguments, costs)
     start = index = 0
     has_before = False
     columns = zip(*arguments.grid)
     # A row of the grid is a replica; column k has the devices of cell k.
     for k, (devices, count) in enumerate(zip(columns, counts)):
         stop = start + count
-        groups = _groups(arguments, costs, start, stop, k)
+        groups = _groups(arguments, costs, start, stop, k, regions)
         sizes = [(size, 1) for size in groups]
         if arguments.head_parts > 1 and stop == len(costs):
             of_last, _ = sizes.pop()
@@ -198,7 +270,7 @@ def _cells(
             of_head = steps_of_head(live, width)
             sizes += [(of_last - of_head, 1), (of_head, arguments.head_parts)]
         stores = arguments.stores_of(devices)
-        for size, head_parts in sizes:
+        for size, head_parts in filter(operator.itemgetter(0), sizes):
             steps = source.steps[start : start + size]
             start += size
             is_end = start == len(costs)
@@ -215,17 +287,31 @@ def _cells(
 
 
 def _groups(
-    arguments: Arguments, costs: Sequence[float], start: int, stop: int, k: int
+    arguments: Arguments,
+    costs: Sequence[float],
+    start: int,
+    stop: int,
+    k: int,
+    regions: Sequence[int] | None,
 ) -> list[int]:
-    """How many steps each group of cell k has, which is computed again.
+    """How many steps each group of cell k has.
 
-    With more groups, the inputs of more are held of each micro-batch, and of
-    one micro-batch less is there at a time.
+    A group has functions of its own, and is computed again at once. With more
+    groups, the inputs of more are held of each micro-batch, and of one
+    micro-batch less is there at a time. Where XLA compiles, groups are regions.
     """
-    if arguments.remat_groups is not None:
-        return partition(costs[start:stop], arguments.remat_groups)
     source, count = arguments.source, stop - start
+    costs = costs[start:stop]
     made, live = source.made_bytes[start:stop], source.live_bytes[start:stop]
+    asked = arguments.remat_groups
+    if asked is not None and regions is None:
+        return partition(costs, asked)
+    if asked is not None:
+        others = {*range(count)} - {i - start for i in regions}
+        return cut_graph(costs, live, asked, others)
+    if regions is not None and arguments.weights_on == "devices":
+        inner = [i for i in regions if start < i < stop]
+        return [b - a for a, b in itertools.pairwise([start, *inner, stop])]
     is_small = sum(made) < _LITTLE
     # Weights of elsewhere would be sent again for each group.
     is_sent = arguments.weights_on != "devices"

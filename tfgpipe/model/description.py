@@ -58,6 +58,9 @@ class Description(Face):
                 f"model.{name} = {value!r}. Put what it does into a layer of "
                 "the list."
             )
+        if name == "jit_compile":  # Keras skips values that are as before
+            object.__setattr__(self, name, value)
+            return
         is_own = name in vars(self) or hasattr(type(self), name)
         if not is_own and self._held(name) is not None:
             raise AttributeError(

@@ -32,7 +32,7 @@ from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
 from tfgpipe.micro_batches import as_specs, is_dense, shapes
-from tfgpipe.model.build import build
+from tfgpipe.model.build import build, regrouped
 from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.model.own_step import OwnStep, in_pipeline
@@ -188,7 +188,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                 lambda shape: keras.KerasTensor(shape, dtype), input_shape
             )
         with internals.outside_functions(), internals.without_strategy():
-            self._built = build(self._arguments, spec, self.name)
+            self._built = build(self._arguments, spec, self.name, self.compiles)
             if not internals.variables_are_deferred():
                 self.place()
         self.built = True
@@ -579,6 +579,19 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                 "Proceeding with `jit_compile=False`.",
                 stacklevel=2,
             )
+        self.group_for(self.compiles)
+
+    def group_for(self, compiles: bool) -> None:
+        """Gives cells the groups of layers that XLA compiles, or others."""
+        if self._built is not None and self._built.compiles != compiles:
+            self._built = regrouped(self._arguments, self._built, compiles)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA compiles the cells, as far as is known."""
+        if self.compiles_by_default:
+            return self.would_compile()
+        return bool(self._jit_cells)
 
     @property
     def compiles_by_default(self) -> bool:

@@ -254,14 +254,13 @@ class Rehearsals(TrainingSteps):
         `of_call` is asked of each call for a nest of tensors, while the step is
         traced.
         """
-        built = self.built_for("by_layers()")
-        step = functools.partial(self._by_layers, of_call, built)
+        self.built_for("by_layers()")
+        step = functools.partial(self._by_layers, of_call)
         return ByLayers(step, self.nothing_eager)
 
     def _by_layers(
         self,
         of_call: Callable[[LayerPlace, LayerRun], Any],
-        built: Built,
         data: Any,
     ) -> tuple[Rehearsal, MiniBatch, list[LayerPlace]]:
         """A step by layers, and these."""
@@ -270,7 +269,8 @@ class Rehearsals(TrainingSteps):
         head, loss = self._loss_of(given, training=True)
         watched: Any = _WatchedHead(head)
 
-        def begun(compiles: bool) -> tuple[Any, Pipeline]:
+        def begun(compiles: bool) -> tuple[Built, Any, Pipeline]:
+            built = self.built_for("by_layers()")
             batch = mini_batch_of(
                 built,
                 built.as_taken(x),
@@ -280,9 +280,9 @@ class Rehearsals(TrainingSteps):
                 compiles,
                 cls=_BatchBySections,
             )
-            return batch, pipeline_of(built, batch, loss, None)
+            return built, batch, pipeline_of(built, batch, loss, None)
 
-        batch, run = self.compiled_if_possible(begun)
+        built, batch, run = self.compiled_if_possible(begun)
         run.forward()
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))

@@ -141,7 +141,7 @@ def mini_batch_of(
         training,
         head,
         built.remat,
-        Tracer(compiles, built.gradient_dtype),
+        Tracer(compiles, built.gradient_dtype, built.num_micro_batches > 1),
         trial,
     )
 
@@ -340,9 +340,10 @@ class TrainingSteps(Hooks):
         `labels` are y and sample_weight, nests or None; `loss` is what the head
         does not compute of it, or None.
         """
-        built, clock = self.built_for("a step"), self._step_notes.clock
+        clock = self._step_notes.clock
 
         def pipeline(compiles: bool) -> Pipeline:
+            built = self.built_for("a step")
             traced = mini_batch_of(
                 built, x, labels, head, training, compiles, self._trial
             )
@@ -363,19 +364,19 @@ class TrainingSteps(Hooks):
         and from then on: XLA draws other random numbers from a seed, so bits
         would follow from the cells that it compiles.
         """
-        is_default = self.compiles_by_default
-        if self.run_eagerly or (is_default and not self.would_compile()):
-            return make(False)
+        compiles = self.compiles and not self.run_eagerly
+        self.group_for(compiles)
         try:
-            return make(bool(self._jit_cells))
+            return make(compiles)
         except NotCompilable as error:
-            if not is_default:
+            if not self.compiles_by_default:
                 raise
             inform(
                 f"XLA compiles no cell of '{self.name}'. {error.layer}: "
                 f"{error.cause}."
             )
             self._is_refused_by_xla = True
+            self.group_for(False)
             return make(False)
 
     def _update(

@@ -217,6 +217,17 @@ class Remat:
         rules = [r if isinstance(r, str) else "never" for r in rules]
         return Remat(rules, groups, written)
 
+    def compiled(self, num_micro_batches: int) -> Remat:
+        """The same rules for cells that XLA compiles.
+
+        With several micro-batches, the one that goes back first is no exception
+        there: the functions for it would be compiled besides the others.
+        """
+        if num_micro_batches == 1:
+            return self
+        rules = ["always" if r == "except_last" else r for r in self.rules]
+        return Remat(rules, self.groups, self._written)
+
     def keeps(self, k: int, goes_back_first: bool) -> bool:
         """Whether cell k keeps the activations of a micro-batch.
 

@@ -119,11 +119,16 @@ class LayerList(Source):
             "model."
         )
 
-    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
+    def cut(
+        self,
+        costs: Sequence[float],
+        num_partitions: int,
+        regions: Sequence[int] | None = None,
+    ) -> list[int]:
         """The number of layers, or of steps, of each cell."""
         if len(costs) == len(self.layers):
             return partition(costs, num_partitions)
-        return super().cut(costs, num_partitions)
+        return super().cut(costs, num_partitions, regions)
 
     def config(self) -> dict[str, Any]:
         """The layers as plain values; a layer that comes again is one.

@@ -38,7 +38,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import example_of
-from tfgpipe.graphs import TracedModel, operation_flops
+from tfgpipe.graphs import Repeat, TracedModel, operation_flops
 from tfgpipe.partition import cut_graph
 from tfgpipe.sequence.restrictions import check_model_rows
 
@@ -65,6 +65,7 @@ class Source:
         live_bytes: What crosses if a cell begins with a step, for one row.
         made_bytes: What each step makes, for one row.
         flops: FLOPs of each step's forward pass, for one row.
+        repeats: Runs of equal blocks of steps.
         arguments: What each call was given in that run.
         input_spec: Nest of `keras.KerasTensor`s that comes in, or None.
         problems: What is wrong.
@@ -83,6 +84,7 @@ class Source:
         self.live_bytes: list[int] = []
         self.made_bytes: list[int] = []
         self.flops: list[float] = []
+        self.repeats: list[Repeat] = []
         self.input_spec: Any = None
         self.problems: list[str] = []
         self.arguments: list[tuple[Any, ...]] = []
@@ -149,7 +151,7 @@ class Source:
         found, output = self._run(spec, is_split)
         self.steps, self.live_bytes = found.steps, found.live_bytes
         self.made_bytes = found.made_bytes
-        self.flops = found.flops
+        self.flops, self.repeats = found.flops, found.repeats
         return found, output
 
     def _run(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
@@ -297,9 +299,21 @@ class Source:
             "`GPipe` balance the cells by cost."
         )
 
-    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
-        """The number of steps of each cell, by their costs."""
-        return cut_graph(costs, self.live_bytes, num_partitions)
+    def cut(
+        self,
+        costs: Sequence[float],
+        num_partitions: int,
+        regions: Sequence[int] | None = None,
+    ) -> list[int]:
+        """The number of steps of each cell, by their costs.
+
+        Cells begin where `regions` do, or else with one of the blocks that the
+        model repeats, if that costs little balance.
+        """
+        if regions is None:
+            regions = [i for run in self.repeats for i in run.bounds()]
+        others = {*range(len(costs))} - {*regions}
+        return cut_graph(costs, self.live_bytes, num_partitions, others)
 
 
 def too_many_cells(

@@ -1,0 +1,107 @@
+"""Chooses regions: what a model repeats, a block or some in a row.
+
+    steps      embed | block block block block block block | norm head
+    regions          | region      | region      | region  |
+
+Where XLA compiles, each region becomes a function of its own, and equal ones
+share it: one is traced, cut and compiled for all. If cells begin at regions,
+neither the functions nor the bits of what they compute hang on the number of
+cells.
+
+A region that computes little waits for its call, and one of many blocks takes
+long to compile. So a region has the fewest blocks that make a call worth its
+time, as long as several regions are left. Where micro-batches are computed
+again, the input of each region is held for each of them, and what one region
+makes for one of them: then a region has more blocks if there are many
+micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from keras import tree
+
+from tfgpipe.arguments import Arguments
+from tfgpipe.devices import names
+from tfgpipe.graphs import LIKELY_ROWS, Repeat
+
+# A smaller function would be a large share of its own call.
+_LEAST_OPERATIONS = 24
+# FLOPs of a region's forward pass, for a micro-batch: a call takes 0.2 ms on a
+# CPU, and about as long on an accelerator, which computes 1000 times as much.
+_LEAST_FLOPS = 2**23
+_LEAST_FLOPS_ON_ACCELERATORS = 2**33
+# Of sizes that inputs do not have, besides rows.
+_LIKELY_SIZE = 128
+# As many regions are left of a run, however little they compute.
+_FEWEST = 4
+# More bytes than needed that smaller regions may hold.
+_SLACK = 1.25
+
+
+def region_bounds(arguments: Arguments, input_spec: Any) -> list[int]:
+    """Returns the steps at which regions begin or end, in order.
+
+    They are the same for every number of cells. `input_spec` is a nest of
+    `keras.KerasTensor`s; the steps of the model are known.
+    """
+    source, m = arguments.source, arguments.num_micro_batches
+    rules = arguments.rules.compiled(m)
+    recomputes = any(map(rules.recomputes, range(arguments.num_partitions)))
+    is_on_cpus = names.device_types(arguments.devices) == ["CPU"]
+    sizes = [
+        n
+        for spec in tree.flatten(input_spec)
+        if spec is not None
+        for n in spec.shape[1:]
+    ]
+    likely = LIKELY_ROWS / m * (_LIKELY_SIZE if None in sizes else 1)
+    least = _LEAST_FLOPS if is_on_cpus else _LEAST_FLOPS_ON_ACCELERATORS
+    bounds: set[int] = set()
+    for repeat in source.repeats:
+        own = slice(repeat.start, repeat.start + repeat.size)
+        held = (
+            m * source.live_bytes[repeat.start],
+            sum(source.made_bytes[own]),
+        )
+        several = blocks_of_region(
+            repeat,
+            least / max(likely * sum(source.flops[own]), 1),
+            held if recomputes else None,
+        )
+        if several is not None:
+            bounds.update(repeat.bounds(several))
+    return sorted(bounds)
+
+
+def blocks_of_region(
+    repeat: Repeat, enough: float, held: tuple[int, int] | None
+) -> int | None:
+    """Returns how many blocks in a row are a region; None for no regions.
+
+    Args:
+        repeat: The blocks.
+        enough: How many of them compute long enough for a call.
+        held: The bytes of a region's inputs, of all micro-batches, and those
+            that a block makes; None if nothing is computed again.
+
+    Example:
+
+    >>> run = Repeat(start=1, size=6, count=12, num_operations=100)
+    >>> blocks_of_region(run, 0.5, None), blocks_of_region(run, 99.0, None)
+    (1, 3)
+    """
+    least = math.ceil(_LEAST_OPERATIONS / repeat.num_operations)
+    most = max(least, repeat.count // _FEWEST)
+    if repeat.count < 2 * least or enough > most > repeat.count // _FEWEST:
+        return None
+    sizes = range(min(max(least, math.ceil(enough)), most), most + 1)
+    if held is None:
+        return sizes[0]
+    inputs, made = held
+    needed = [inputs * repeat.count / n + made * n for n in sizes]
+    return next(
+        n for n, own in zip(sizes, needed) if own <= _SLACK * min(needed)
+    )
