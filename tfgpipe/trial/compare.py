@@ -92,6 +92,8 @@ def distance(
         return 0.0 if a is b else float("inf")
     if 0 in a.shape or not is_continuous(a):
         return float(tf.reduce_any(a != b))
+    if tf.reduce_all(a == b):  # as nearly always: two operations, not twenty
+        return 0.0
     both_odd = (a == b) | ((a != a) & (b != b))
     wide = tf.complex128 if a.dtype.is_complex else tf.float64
     num_bytes = min(a.dtype.real_dtype.size, num_bytes)
