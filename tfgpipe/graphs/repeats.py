@@ -37,13 +37,13 @@ class Repeat(NamedTuple):
     Attributes:
         start: The first step of the first block.
         size: The number of steps of a block.
-        count: The number of blocks.
+        num_blocks: How many there are.
         num_operations: Those of a block's forward pass.
     """
 
     start: int
     size: int
-    count: int
+    num_blocks: int
     num_operations: int
 
     def bounds(self, several: int = 1) -> list[int]:
@@ -60,7 +60,7 @@ class Repeat(NamedTuple):
     @property
     def stop(self) -> int:
         """The step behind the last block."""
-        return self.start + self.size * self.count
+        return self.start + self.size * self.num_blocks
 
 
 def repeats_of(

@@ -304,9 +304,9 @@ def _groups(
     costs = costs[start:stop]
     made, live = source.made_bytes[start:stop], source.live_bytes[start:stop]
     asked = arguments.remat_groups
-    if asked is not None and regions is None:
-        return partition(costs, asked)
     if asked is not None:
+        if regions is None:
+            return partition(costs, asked)
         others = {*range(count)} - {i - start for i in regions}
         return cut_graph(costs, live, asked, others)
     if regions is not None and arguments.weights_on == "devices":

@@ -89,19 +89,22 @@ def blocks_of_region(
 
     Example:
 
-    >>> run = Repeat(start=1, size=6, count=12, num_operations=100)
+    >>> run = Repeat(start=1, size=6, num_blocks=12, num_operations=100)
     >>> blocks_of_region(run, 0.5, None), blocks_of_region(run, 99.0, None)
     (1, 3)
     """
     least = math.ceil(_LEAST_OPERATIONS / repeat.num_operations)
-    most = max(least, repeat.count // _FEWEST)
-    if repeat.count < 2 * least or enough > most > repeat.count // _FEWEST:
+    most = max(least, repeat.num_blocks // _FEWEST)
+    if (
+        repeat.num_blocks < 2 * least
+        or enough > most > repeat.num_blocks // _FEWEST
+    ):
         return None
     sizes = range(min(max(least, math.ceil(enough)), most), most + 1)
     if held is None:
         return sizes[0]
     inputs, made = held
-    needed = [inputs * repeat.count / n + made * n for n in sizes]
+    needed = [inputs * repeat.num_blocks / n + made * n for n in sizes]
     return next(
         n for n, own in zip(sizes, needed) if own <= _SLACK * min(needed)
     )

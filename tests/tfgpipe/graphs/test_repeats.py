@@ -72,7 +72,7 @@ def test_blocks_of_a_user_are_repeated_as_a_whole(make):
         {s.section.around[-2].name for s in source.steps[a:b] if _depth(s) > 1}
         for a, b in zip(run.bounds(), run.bounds()[1:])
     ]
-    assert run.count == 3
+    assert run.num_blocks == 3
     assert [len(own) for own in blocks] == [1, 1, 1]
 
 
@@ -83,14 +83,14 @@ def _depth(step):
 def test_blocks_of_a_functional_model_begin_where_little_crosses():
     source = built(functional(4))
     [run] = source.repeats
-    assert run.count == 4
+    assert run.num_blocks == 4
     live = [source.live_bytes[i] for i in run.bounds()[1:-1]]
     assert {*live} == {min(source.live_bytes[run.start + 1 : run.stop])}
 
 
 def test_wide_and_narrow_blocks_are_two_runs():
     runs = built([*listed(8, 8, 8)[:-1], kl.Dense(6), *listed(6, 6)[2:]])
-    assert [run.count for run in runs.repeats] == [3, 2]
+    assert [run.num_blocks for run in runs.repeats] == [3, 2]
 
 
 def test_blocks_that_differ_are_no_run():
