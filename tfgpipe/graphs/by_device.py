@@ -116,7 +116,7 @@ class _Cut:
         compiles: bool,
         as_they_are: Collection[Any],
     ):
-        self._whole = WholeGraph(graph)
+        self._whole = WholeGraph(graph, takes_reads=False)
         self._outputs = graph.outputs
         self._values = dict(values)
         self._home = home

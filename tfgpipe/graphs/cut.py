@@ -76,6 +76,9 @@ _AT_ONCE = 3
 class WholeGraph:
     """A graph that is complete, as all that is cut out of it needs it.
 
+    `takes_reads` is whether functions get what the graph reads of variables
+    outside of it, and read nothing themselves.
+
     Attributes:
         graph: The graph.
         operations: Its operations, in order.
@@ -86,7 +89,7 @@ class WholeGraph:
             it reads of variables outside of it that it does not assign.
     """
 
-    def __init__(self, graph: Any):
+    def __init__(self, graph: Any, takes_reads: bool = True):
         self.graph = graph
         self.operations = graph.get_operations()
         self.places = {op.name: i for i, op in enumerate(self.operations)}
@@ -104,7 +107,9 @@ class WholeGraph:
         self.captures: dict[Any, Any] = {}
         for outer, own in graph.captures:
             self.captures[own.ref()] = outer
-            if own.dtype == tf.resource and internals.is_only_read(own):
+            if not takes_reads or own.dtype != tf.resource:
+                continue
+            if internals.is_only_read(own):
                 self.captures.update(_read_outside(outer, own))
 
     def is_large_product(self, name: str) -> bool:

@@ -56,7 +56,7 @@ def update_on_devices(
     optimizer: keras.optimizers.Optimizer,
     pairs: Sequence[tuple[Any, keras.Variable]],
     compiles: bool = False,
-    apply: Callable[[], None] | None = None,
+    apply: Callable[[], Any] | None = None,
 ) -> None:
     """Applies gradients, each on the device of its variable.
 
@@ -66,8 +66,10 @@ def update_on_devices(
         compiles: Whether XLA compiles the update of dense gradients.
         apply: Applies them; None for `apply_gradients` of the optimizer.
     """
-    if apply is None:
-        apply = functools.partial(optimizer.apply_gradients, pairs)
+    applying = apply or functools.partial(optimizer.apply_gradients, pairs)
+
+    def update() -> None:
+        applying()
 
     alike = [*filter(_is_alike, internals.with_inner(optimizer))]
     with contextlib.ExitStack() as stack:
@@ -78,8 +80,7 @@ def update_on_devices(
             stack.enter_context(
                 internals.replaced_method(one, "update_step", shared)
             )
-        function = tf.function(lambda: apply(), autograph=False)
-        traced = function.get_concrete_function()
+        traced = tf.function(update, autograph=False).get_concrete_function()
     graph = traced.graph
     values = {inner.ref(): outer for outer, inner in graph.captures}
     slices = {
@@ -194,7 +195,7 @@ class _Update:
         graph = graph.get_concrete_function().graph
         outside = {id(outer): inner for outer, inner in graph.captures}
         self._given = [outside.get(id(t)) for t in given]
-        whole = WholeGraph(graph)
+        whole = WholeGraph(graph, takes_reads=False)
         known = {t.ref() for t in self._given if t is not None}
         own: set[str] = set()  # what follows from the given
         for op in whole.operations:
