@@ -325,6 +325,7 @@ class Sometimes(kl.Layer):
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*by a scalar that follows from rows")
 @pytest.mark.parametrize("layer", [kl.Dropout, kl.BatchNormalization, Steps])
 def test_state_in_a_branch_is_refused(layer):
     """TensorFlow's error named a tensor, not the layer."""

@@ -85,8 +85,10 @@ class OwnSteps(TrainingSteps):
 
         Example:
 
+        >>> import keras
         >>> import numpy as np
-        >>> class Clipped(GPipe):
+        >>> import tfgpipe
+        >>> class Clipped(tfgpipe.GPipe):
         ...     def train_step(self, data):
         ...         x, y, w = keras.utils.unpack_x_y_sample_weight(data)
         ...         loss, gradients = self.loss_and_gradients(x, y, w)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,8 +31,8 @@ from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
 from tfgpipe.micro_batches import as_specs, is_dense, shapes
-from tfgpipe.model.build import build, regrouped
-from tfgpipe.model.description import Description
+from tfgpipe.model.build import build
+from tfgpipe.model.compilation import Compilation
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.model.own_step import OwnStep, in_pipeline
 from tfgpipe.sequence import inputs, is_task
@@ -145,7 +144,7 @@ def _extending(name: str, method: Any) -> Callable:
     return checked
 
 
-class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
+class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
     """The part of `GPipe` that Keras calls before it traces a step.
 
     `strategy` is the one in whose scope it is made, or None; `has_default_m` is
@@ -164,8 +163,6 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         **kwargs: Any,
     ):
         super().__init__(arguments, **kwargs)
-        self._jit_cells: bool | str = False
-        self._is_refused_by_xla = False
         self._strategy = strategy
         self._has_default_m = has_default_m
         self._trial = Trial(arguments.trial)
@@ -551,58 +548,3 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         super().reset_metrics()
         if self._notes.skips is not None:
             self._notes.skips.start_epoch()
-
-    @property
-    def jit_compile(self) -> bool:
-        """Always False, as XLA must not compile the step as a whole.
-
-        `compile(jit_compile=...)` says whether it compiles each cell: True,
-        False, or "auto", the default: where a cell is on an accelerator and
-        Keras would compile the model. On a TPU, cells are compiled in any
-        case.
-        """
-        return False
-
-    @jit_compile.setter
-    def jit_compile(self, value: Any) -> None:
-        # Not called with what it is, False, which `compile` says once more.
-        self.compile_cells(value)
-
-    def compile_cells(self, value: bool | str) -> None:
-        """Takes the `jit_compile` that the user says."""
-        self._jit_cells = value
-        self._is_refused_by_xla = False
-        if value is True and not internals.supports_jit(self):
-            self._jit_cells = False
-            warnings.warn(  # in Keras's words
-                "Model doesn't support `jit_compile=True`. "
-                "Proceeding with `jit_compile=False`.",
-                stacklevel=2,
-            )
-        self.group_for(self.compiles)
-
-    def group_for(self, compiles: bool) -> None:
-        """Gives cells the groups of layers that XLA compiles, or others."""
-        if self._built is not None and self._built.compiles != compiles:
-            self._built = regrouped(self._arguments, self._built, compiles)
-
-    @property
-    def compiles(self) -> bool:
-        """Whether XLA compiles the cells, as far as is known."""
-        if self.compiles_by_default:
-            return self.would_compile()
-        return bool(self._jit_cells)
-
-    @property
-    def compiles_by_default(self) -> bool:
-        """Whether nobody has said if XLA compiles the cells."""
-        return self._jit_cells == "auto"
-
-    def would_compile(self) -> bool:
-        """Returns whether Keras would compile the model on its devices."""
-        devices = (d for row in self._arguments.grid for d in row)
-        return (
-            names.has_accelerator(devices)
-            and not self._is_refused_by_xla
-            and internals.supports_jit(self)
-        )

@@ -282,7 +282,7 @@ class Rehearsals(TrainingSteps):
             )
             return built, batch, pipeline_of(built, batch, loss, None)
 
-        built, batch, run = self.compiled_if_possible(begun)
+        built, batch, run = self.compiled_if_possible(begun, self.run_eagerly)
         run.forward()
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))

@@ -20,8 +20,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import Tracer
 from tfgpipe.devices import placement
-from tfgpipe.failures import inform, one_step, setting
-from tfgpipe.graphs import NotCompilable
+from tfgpipe.failures import one_step, setting
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -349,35 +348,13 @@ class TrainingSteps(Hooks):
             )
             return pipeline_of(built, traced, loss, clock)
 
-        run = self.compiled_if_possible(pipeline)
+        run = self.compiled_if_possible(pipeline, self.run_eagerly)
         if training:
             # All that has weights was called now: before the loss is scaled,
             # as Keras's second trace finds an optimizer that is built.
             with internals.outside_functions():
                 self.build_optimizer()
         return run
-
-    def compiled_if_possible(self, make: Callable[[bool], Any]) -> Any:
-        """Returns what a function makes that is told whether XLA compiles.
-
-        By default, a model that XLA cannot compile is left as it is, as a whole
-        and from then on: XLA draws other random numbers from a seed, so bits
-        would follow from the cells that it compiles.
-        """
-        compiles = self.compiles and not self.run_eagerly
-        self.group_for(compiles)
-        try:
-            return make(compiles)
-        except NotCompilable as error:
-            if not self.compiles_by_default:
-                raise
-            inform(
-                f"XLA compiles no cell of '{self.name}'. {error.layer}: "
-                f"{error.cause}."
-            )
-            self._is_refused_by_xla = True
-            self.group_for(False)
-            return make(False)
 
     def _update(
         self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any

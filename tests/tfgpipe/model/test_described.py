@@ -192,6 +192,7 @@ def test_built_model_is_not_built_for_other_inputs(shape):
 
 
 # --------------------------------------------------------- part of a model
+@pytest.mark.filterwarnings("ignore:.*Nothing is pipelined")
 @pytest.mark.parametrize("is_built", [False, True])
 @pytest.mark.parametrize("outer", ["sequential", "functional"])
 def test_pipeline_is_a_layer_of_another_model(outer, is_built):

@@ -392,6 +392,7 @@ class PrintingAtTimes(kl.Layer):
         return tf.cond(x[0, 0] > 0, loud, lambda: x)
 
 
+@pytest.mark.filterwarnings("ignore:.*by a scalar that follows from rows")
 @pytest.mark.parametrize(
     ("layer", "kind"),
     [
