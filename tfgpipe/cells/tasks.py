@@ -277,13 +277,14 @@ class CellTasks:
             for weight, d in zip(values[cut.weights], cut.part.dw, strict=True)
             if d.dense is not None
         ]
-        found = [
+        # Where rows are not known, TensorFlow may not know a sum's shape.
+        stand_ins = [
             weight
-            if (weight.shape, weight.dtype) == (spec.shape, spec.dtype)
-            else tf.zeros(spec.shape, spec.dtype)
+            if weight.dtype == spec.dtype
+            else tf.zeros(weight.shape, spec.dtype)
             for weight, spec in zip(weights, cut.sums.specs, strict=True)
         ]
-        return [*found, tf.constant(True)]
+        return [*stand_ins, tf.constant(True)]
 
     def unpack_sums(self, sums: GradientSums) -> list[Gradient]:
         """The finished sums of the weights."""
