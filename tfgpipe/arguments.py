@@ -32,7 +32,12 @@ from tfgpipe.schedules import (
     devices_of_cells,
     search,
 )
-from tfgpipe.sequence import check_supported, source_of, too_many_cells
+from tfgpipe.sequence import (
+    check_supported,
+    region_bounds,
+    source_of,
+    too_many_cells,
+)
 from tfgpipe.trial import TRIALS
 
 FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -291,6 +296,21 @@ class Arguments:
     def rules(self) -> Remat:
         """The rule of each cell, whatever its groups."""
         return Remat.of(self.remat, [1] * self.num_partitions, self._written)
+
+    def region_bounds(self, input_spec: Any) -> list[int]:
+        """Returns the steps at which regions begin or end, in order.
+
+        `input_spec` is a nest of `keras.KerasTensor`s that the model takes.
+        """
+        rules = self.rules.compiled(self.num_micro_batches)
+        recomputes = any(map(rules.recomputes, range(self.num_partitions)))
+        return region_bounds(
+            self.source,
+            input_spec,
+            self.num_micro_batches,
+            recomputes,
+            self.devices,
+        )
 
     @property
     def _written(self) -> set[int]:

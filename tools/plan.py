@@ -82,7 +82,8 @@ def _print(values: flags.FlagValues) -> None:
     cut = ",".join(map(str, planned.layers_per_cell or ()))
     given += [f"--set={text}" for text in values.set]
     given += [f"--set=layers_per_cell={cut}"]
-    given += [f"--set=remat_groups={planned.remat_groups}"]
+    if planned.remat_groups is not None:
+        given += [f"--set=remat_groups={planned.remat_groups}"]
     if planned.head_parts > 1:
         given += [f"--set=head_parts={planned.head_parts}"]
     if found.num_replicas > 1:

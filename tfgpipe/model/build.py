@@ -15,7 +15,6 @@ from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
 from tfgpipe.model.groups import grouped_cells, shared_out
-from tfgpipe.model.regions import region_bounds
 from tfgpipe.model.shards import tell_of_large
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs, too_many_cells
@@ -187,7 +186,7 @@ def _counts(
     elif k > len(costs):
         raise ValueError(too_many_cells(k, len(costs)))
     else:
-        counts = source.cut(costs, k, region_bounds(arguments, input_spec))
+        counts = source.cut(costs, k, arguments.region_bounds(input_spec))
         tell_of_large(arguments, costs, total)
     check_groups(arguments.remat_groups or 1, counts)
     return [*counts]

@@ -16,7 +16,6 @@ from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
-from tfgpipe.model.regions import region_bounds
 from tfgpipe.model.shards import apart, check_whole, shard_cells, sharded
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat
@@ -52,7 +51,7 @@ def grouped_cells(
     input_spec, output_spec = specs
     regions = None
     if compiles or names.only_compiles(arguments.devices):
-        regions = region_bounds(arguments, input_spec)
+        regions = arguments.region_bounds(input_spec)
     width = row_bytes(output_spec)
     cells = tuple(_cells(arguments, counts, costs, width, regions))
     groups = collections.Counter(cell.number for cell in cells)

@@ -40,6 +40,7 @@ from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import (
     PlanProblem,
     can_fit,
+    even_cut,
     fastest_settings,
     smallest,
 )
@@ -53,7 +54,7 @@ from tfgpipe.plans.workload import (
 from tfgpipe.profiles import LayerSeconds, Profile
 from tfgpipe.schedules import CHUNKS, SCHEDULES, devices_for
 from tfgpipe.sequence import inputs as inputs_lib
-from tfgpipe.sequence import source_of, too_many_cells
+from tfgpipe.sequence import region_bounds, source_of, too_many_cells
 
 _MIB = 2**20
 
@@ -181,7 +182,7 @@ class Plan:
             str(setting.num_micro_batches),
             setting.schedule,
             str(rules[0]) if len(rules) == 1 else "by cell",
-            str(setting.remat_groups),
+            str(setting.remat_groups or "regions"),
             str(setting.head_parts),
             f"{choice.step_seconds:.3g}",
             f"{choice.bubble:.0%}",
@@ -256,9 +257,9 @@ def plan(
             place of a choice: some of `num_partitions`, `num_micro_batches`,
             `layers_per_cell`, `schedule` by its name, `remat`, `remat_groups`,
             `head_parts`, `weights_on` and `devices`. Others are completed as
-            `GPipe` does, except that there is one group, and that a cut which
-            is not given is by seconds, as in any plan. It need not fit into the
-            memory.
+            `GPipe` does, except that there is one group, or one a region where
+            XLA compiles, and that a cut which is not given is by seconds, as in
+            any plan. It need not fit into the memory.
 
     Returns:
         The plan. Print it, and see `Plan.arguments`.
@@ -318,7 +319,7 @@ def plan(
             f"batch_size={rows} and num_replicas={num_replicas}."
         )
     with internals.outside_functions(), internals.without_strategy():
-        model = sized(source, inputs, optimizer)
+        model = sized(source, inputs, optimizer, names)
         if profile is not None:
             profile.check([size.name for size in model.sizes], model.keys)
 
@@ -486,7 +487,7 @@ _DEFAULTS = {
     "layers_per_cell": None,
     "schedule": "gpipe",
     "remat": "except_last",
-    "remat_groups": 1,
+    "remat_groups": None,
     "head_parts": 1,
     "weights_on": "devices",
     "devices": None,
@@ -548,19 +549,24 @@ def user_setting(
     counts = checked.layers_per_cell
     if k > problem.num_layers:
         raise ValueError(too_many_cells(k, problem.num_layers))
-    costs = problem.workload(replicas, m).costs
-    cut = (
-        problem.cut(tuple(costs), k) if counts is None else count_steps(counts)
-    )
-    groups = checked.remat_groups or 1
-    check_groups(groups, cut)
+    rules = checked.rules
+    workload = problem.workload(replicas, m)
+    if counts is None:
+        recomputes = any(map(rules.recomputes, range(k)))
+        cut = even_cut(problem, workload, k, m, recomputes)
+    else:
+        cut = tuple(count_steps(counts))
+    groups = checked.remat_groups
+    check_groups(groups or 1, cut)
+    if groups is None and not workload.is_compiled:
+        groups = 1
     return Setting(
         replicas,
         len(own),
-        tuple(cut),
+        cut,
         m,
         schedule,
-        tuple(checked.rules.rules),
+        tuple(rules.rules),
         groups,
         checked.head_parts,
         checked.weights_on,
@@ -575,11 +581,13 @@ class SizedModel(NamedTuple):
         placed: The steps.
         sizes: What each needs.
         output_bytes: Of a row of the last layer's outputs.
+        devices: Names of the devices that compute.
     """
 
     placed: Placed
     sizes: list[LayerSize]
     output_bytes: int
+    devices: tuple[str, ...] = ()
 
     @property
     def source(self) -> Any:
@@ -593,16 +601,26 @@ class SizedModel(NamedTuple):
         is_own = spec is None or spec is self.placed.spec
         return (self.placed if is_own else Placed(self.source, spec)).keys
 
-    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
-        """The number of steps of each cell, as `GPipe` cuts by their costs."""
-        return [*self.source.cut(costs, num_partitions)]
+    def cut(
+        self,
+        costs: Sequence[float],
+        num_partitions: int,
+        regions: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Returns the steps of each cell, as `GPipe` cuts by their costs."""
+        return [*self.source.cut(costs, num_partitions, regions)]
 
     def by_flops(self, machine: Machine, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds from FLOPs."""
         seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
         last = seconds[-1].of  # the loss behind it is taken to keep its outputs
         last["recompute_last"] = last["recompute"]
-        return self.workload(seconds, machine.task_seconds, rows)
+        compiles = device_names.has_accelerator(self.devices) and all(
+            own.supports_jit
+            for layer in self.source.layers
+            for own in internals.flat_layers(layer)
+        )
+        return self.workload(seconds, machine.task_seconds, rows, compiles)
 
     def by_profile(self, profile: Any, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds as measured."""
@@ -621,18 +639,25 @@ class SizedModel(NamedTuple):
         is_compiled: bool = False,
     ) -> Workload:
         """The layers with their seconds, for micro-batches of so many rows."""
+
+        def regions_of(m: int, recomputes: bool) -> list[int]:
+            spec = self.placed.spec
+            return region_bounds(self.source, spec, m, recomputes, self.devices)
+
         return Workload(
             self.sizes,
             self.output_bytes,
             seconds,
             task_seconds,
             rows,
-            is_compiled,
+            functools.cache(regions_of) if is_compiled else None,
         )
 
 
-def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
-    """What each layer of a `Source` needs, without allocating any of it.
+def sized(
+    source: Any, inputs: Any, optimizer: Any, devices: Sequence[str] = ()
+) -> SizedModel:
+    """Returns what each layer needs, without allocating any of it.
 
     Raises:
         ValueError: If the layers or their inputs cannot be planned for.
@@ -644,6 +669,7 @@ def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
         placed,
         layer_sizes(placed, slot_bytes_of(optimizer)),
         row_bytes(placed.output),
+        tuple(devices),
     )
 
 

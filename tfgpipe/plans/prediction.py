@@ -18,6 +18,7 @@ Pure Python: nothing here knows TensorFlow.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ def predict(
     """
     by_cell = setting.cells(workload)
     groups = _at_shares(by_cell, setting)
-    program = setting.program(tuple(group.facts for group in groups))
+    program = setting.program(workload)
     # There are no sums yet to which these add gradients.
     first: dict[int, int] = {}
     there = set()  # what a backward task needs not compute by itself
@@ -134,7 +135,7 @@ def predict(
         max(again),
         (sum(busy) - sum(again)) / program.num_devices,
         max(updates),
-        memory(by_cell, setting),
+        memory(workload, setting),
     )
 
 
@@ -206,12 +207,11 @@ class DeviceMemory(NamedTuple):
         return sum(self)
 
 
-def memory(
-    cells: Sequence[Sequence[CellNeeds]], setting: Setting
-) -> list[DeviceMemory]:
+def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
     """What each device holds at its peak."""
+    cells = setting.cells(workload)
     groups = _at_shares(cells, setting)
-    program = setting.program(tuple(group.facts for group in groups))
+    program = setting.program(workload)
     found = []
     for ops, own in zip(program.by_device, by_device(cells, setting)):
         activations, working = _peak(ops, groups)
@@ -331,7 +331,8 @@ class Setting(NamedTuple):
         num_micro_batches: M, of a replica.
         schedule: Its name.
         remat: The rule of each cell.
-        remat_groups: Groups of layers of a cell.
+        remat_groups: Groups of layers of a cell; None for the regions that XLA
+            compiles.
         head_parts: Parts of the rows that go through the head.
         weights_on: Where weights are.
     """
@@ -342,15 +343,24 @@ class Setting(NamedTuple):
     num_micro_batches: int
     schedule: str
     remat: tuple[Rule, ...]
-    remat_groups: int = 1
+    remat_groups: int | None = 1
     head_parts: int = 1
     weights_on: str = "devices"
 
     def cells(self, workload: Workload) -> list[list[CellNeeds]]:
         """What the groups of each cell need."""
+        regions: Sequence[int] = ()
+        if workload.regions_of is not None and self.weights_on == "devices":
+            m = self.num_micro_batches
+            regions = workload.regions_of(m, self.recomputes)
         return workload.cells(
-            self.layers_per_cell, self.remat_groups, self.head_parts
+            self.layers_per_cell, self.remat_groups, self.head_parts, regions
         )
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a cell computes whole micro-batches again."""
+        return any(rule in ("except_last", "always") for rule in self.remat)
 
     @property
     def num_partitions(self) -> int:
@@ -384,20 +394,28 @@ class Setting(NamedTuple):
         """The device of each cell."""
         return devices_of_cells(self.schedule, self.num_devices, self.chunks)
 
-    def program(self, facts: tuple[CellFacts, ...]) -> Program:
-        """What runs in a replica, for the facts of the groups of all cells."""
+    def program(self, workload: Workload) -> Program:
+        """Returns what runs in a replica."""
         # A search asks for the same again and again, before it goes to the
         # next: the memory of a program, then its seconds.
-        return _program(self._replace(num_replicas=1), facts)
+        facts = (
+            tuple(group.facts for group in groups)
+            for groups in self.cells(workload)
+        )
+        one = self._replace(num_replicas=1)
+        return _program(one, tuple(facts), workload.is_compiled)
 
 
 @functools.lru_cache(maxsize=2)
-def _program(setting: Setting, facts: tuple[CellFacts, ...]) -> Program:
-    k = setting.num_partitions
-    groups = [setting.remat_groups] * k
-    has_head = any(own.is_head for own in facts)
-    groups[-1] = len(facts) - sum(groups[:-1])
-    remat = Remat.of(dict(enumerate(setting.remat)), groups, (), has_head)
+def _program(
+    setting: Setting, by_cell: tuple[tuple[CellFacts, ...], ...], compiled: bool
+) -> Program:
+    facts = [*itertools.chain(*by_cell)]
+    rules = dict(enumerate(setting.remat))
+    num_groups = [*map(len, by_cell)]
+    remat = Remat.of(rules, num_groups, (), facts[-1].is_head)
+    if compiled:
+        remat = remat.compiled(setting.num_micro_batches)
     schedule = _schedule(
         setting.schedule,
         setting.num_devices,

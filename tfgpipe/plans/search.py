@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from tfgpipe.plans.prediction import Prediction, Setting, memory, predict
 from tfgpipe.plans.workload import CellNeeds, Machine, Workload
-from tfgpipe.schedules import CHUNKS, CellFacts, Rule
+from tfgpipe.schedules import CHUNKS, Rule
 
 # "breadth_first" is as fast as "interleaved" and holds more.
 _SHAPES = [
@@ -115,7 +115,7 @@ def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
                     continue
                 if 3 * m * d * chunks > most:
                     continue
-                cut = _even_cut(problem, workload, d * chunks)
+                cut = even_cut(problem, workload, d * chunks, m)
                 setting = Setting(
                     replicas,
                     d,
@@ -123,6 +123,7 @@ def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
                     m,
                     schedule,
                     ("never",) * len(cut),
+                    remat_groups=None if workload.is_compiled else 1,
                     weights_on=problem.weights_on,
                 )
                 yield _Candidate(_bound(workload, setting), setting)
@@ -146,13 +147,24 @@ def _micro_batches(rows: int, num_devices: int) -> list[int]:
     return sorted({*powers, *(m for m in multiples if m <= most)})
 
 
-def _even_cut(
-    problem: PlanProblem, workload: Workload, k: int
+def even_cut(
+    problem: PlanProblem,
+    workload: Workload,
+    k: int,
+    m: int,
+    recomputes: bool = False,
 ) -> tuple[int, ...]:
+    """Returns the cut into k cells that are even in seconds.
+
+    Where XLA compiles, they begin at the regions of m micro-batches.
+    """
+    regions = None
+    if workload.regions_of is not None:
+        regions = tuple(workload.regions_of(m, recomputes))
     # Proportional costs are cut alike, so that one cut serves many settings.
     total = sum(workload.costs) or 1.0
     whole = tuple(round(1e9 * cost / total) for cost in workload.costs)
-    return tuple(problem.cut(whole, k))
+    return tuple(problem.cut(whole, k, regions))
 
 
 def _bound(workload: Workload, setting: Setting) -> float:
@@ -218,10 +230,11 @@ def _setting_of_least(problem: PlanProblem) -> Setting:
     return Setting(
         replicas,
         d,
-        _even_cut(problem, workload, k),
+        even_cut(problem, workload, k, m, recomputes=True),
         m,
         "breadth_first",
         ("always",) * k,
+        remat_groups=None if workload.is_compiled else 1,
         weights_on="host" if problem.has_host else "devices",
     )
 
@@ -242,7 +255,8 @@ class PlanProblem:
 
     Attributes:
         workload_of: The layers, for micro-batches of so many rows.
-        cut: Cuts a tuple of costs into cells.
+        cut: Cuts a tuple of costs into cells, which begin at regions if there
+            are some.
         num_layers: How many layers there are, and cells at most.
         batch_size: Rows of a mini-batch, of all replicas together.
         num_devices: All devices.
@@ -254,7 +268,7 @@ class PlanProblem:
     """
 
     workload_of: Callable[[float], Workload]
-    cut: Callable[[tuple[float, ...], int], list[int]]
+    cut: Callable[[tuple[float, ...], int, tuple[int, ...] | None], list[int]]
     num_layers: int
     batch_size: int
     num_devices: int
@@ -298,7 +312,7 @@ def prediction_that_fits(
 
 def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
     workload = problem.workload_for(setting)
-    held = memory(setting.cells(workload), setting)
+    held = memory(workload, setting)
     if max(own.total for own in held) <= problem.limit:
         return predict(workload, setting, problem.machine)
     cuts = [setting.layers_per_cell]
@@ -307,7 +321,8 @@ def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
         cuts.append(other)
     for cut in cuts:
         changed = setting._replace(layers_per_cell=cut)
-        for groups in (1, *(g for g in GROUPS if g <= min(cut))):
+        more = (g for g in GROUPS if g <= min(cut))
+        for groups in (setting.remat_groups, *more):
             found = _with_remat(problem, workload, changed, groups)
             if found is not None:
                 return found
@@ -330,17 +345,21 @@ def _static(needs: CellNeeds, replicas: int) -> float:
 
 
 def _with_remat(
-    problem: PlanProblem, workload: Workload, setting: Setting, groups: int
+    problem: PlanProblem,
+    workload: Workload,
+    setting: Setting,
+    groups: int | None,
 ) -> Prediction | None:
     """With the fastest rule for each device that lets it fit."""
     limit = problem.limit
     d, k = setting.num_devices, setting.num_partitions
     rules: list[Rule | None] = [None] * d
-    rest = RULES if groups == 1 else RULES[-2:]
+    are_more = groups != setting.remat_groups
+    rest = RULES[-2:] if are_more else RULES
     # The fastest first: a device takes the first within which it fits.
     for rule in rest:
         trial = setting._replace(remat=(rule,) * k, remat_groups=groups)
-        held = [own.total for own in memory(trial.cells(workload), trial)]
+        held = [own.total for own in memory(workload, trial)]
         for device in range(d):
             if rules[device] is None and held[device] <= limit:
                 rules[device] = rule
@@ -357,9 +376,9 @@ def _with_remat(
     away = changed._replace(
         remat=tuple(r if r == "never" else "offload" for r in changed.remat)
     )
-    if groups > 1 or problem.machine is None or not problem.has_host:
+    if are_more or problem.machine is None or not problem.has_host:
         return found
-    needs = memory(away.cells(workload), away)
+    needs = memory(workload, away)
     if max(own.total for own in needs) <= limit:
         sent = predict(workload, away, problem.machine)
         if NEAR * sent.step_seconds < found.step_seconds:
@@ -377,8 +396,9 @@ def _cut_that_fits(
     is halved and halved.
     """
     k = setting.num_partitions
-    cells = workload.cells(setting.layers_per_cell)
-    held = _held(setting, tuple(own.facts for (own,) in cells))
+    whole = setting._replace(remat_groups=1, head_parts=1)
+    by_device = whole.program(workload).held()
+    held = [by_device[device] for device in setting.devices]
     costs = [0.0, *itertools.accumulate(workload.costs)]
 
     @functools.cache
@@ -429,9 +449,3 @@ def _cut_that_fits(
     if stops is None:
         return None
     return tuple(b - a for a, b in itertools.pairwise([0, *stops]))
-
-
-def _held(setting: Setting, facts: tuple[CellFacts, ...]) -> list[int]:
-    """How many micro-batches the device of each cell holds."""
-    held = setting.program(facts).held()
-    return [held[device] for device in setting.devices]

@@ -25,12 +25,12 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import GradientPaths
-from tfgpipe.partition import partition, steps_of_head
+from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.profiles import MEASURED, CellSeconds, LayerSeconds
 from tfgpipe.schedules import CellFacts
 
@@ -283,8 +283,9 @@ class Workload:
 
     Sums over layers i to j take constant time. `output_bytes` are those of a
     row of the last layer's outputs; `seconds` those of each layer's tasks, to
-    which a task adds `task_seconds`. If XLA compiles (`is_compiled`),
-    recomputations are part of the backward tasks.
+    which a task adds `task_seconds`. If XLA compiles, recomputations are part
+    of the backward tasks, and `regions_of` tells where regions begin or end, by
+    the number of micro-batches and by whether any are computed again.
     """
 
     def __init__(
@@ -294,9 +295,9 @@ class Workload:
         seconds: Sequence[LayerSeconds],
         task_seconds: float,
         rows: float,
-        is_compiled: bool = False,
+        regions_of: Callable[[int, bool], Sequence[int]] | None = None,
     ):
-        self._is_compiled = is_compiled
+        self.regions_of = regions_of
         self._known: dict[Any, list[list[CellNeeds]]] = {}
         self.sizes = sizes
         self.rows = rows
@@ -331,6 +332,11 @@ class Workload:
         self._gradients = _sums(size.gradient_bytes for size in sizes)
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether XLA compiles the tasks."""
+        return self.regions_of is not None
+
+    @property
     def is_wide(self) -> bool:
         """Whether outputs are wide enough for a head in parts."""
         widest = self._live[-1]
@@ -344,24 +350,30 @@ class Workload:
     def cells(
         self,
         layers_per_cell: Sequence[int],
-        num_groups: int = 1,
+        num_groups: int | None = 1,
         head_parts: int = 1,
+        regions: Sequence[int] = (),
     ) -> list[list[CellNeeds]]:
-        """What the groups of each cell need, as `GPipe` cuts them."""
-        key = tuple(layers_per_cell), num_groups, head_parts
+        """What the groups of each cell need, as `GPipe` cuts them.
+
+        `regions` are where those begin or end that XLA compiles. They are the
+        groups, or if `num_groups` are asked for, these begin there.
+        """
+        key = tuple(layers_per_cell), num_groups, head_parts, tuple(regions)
         if key not in self._known:
             self._known[key] = [*self._cells(*key)]
         return self._known[key]
 
     def _cells(
-        self, layers_per_cell: tuple[int, ...], num_groups: int, head_parts: int
+        self,
+        layers_per_cell: tuple[int, ...],
+        num_groups: int | None,
+        head_parts: int,
+        regions: tuple[int, ...],
     ) -> Iterator[list[CellNeeds]]:
-        costs, start = self.costs, 0
-        cut = functools.cache(lambda own: partition(own, num_groups))
+        start = 0
         for count in layers_per_cell:
-            sizes = [count]
-            if num_groups > 1:
-                sizes = cut(tuple(costs[start : start + count]))
+            sizes = self._groups(start, start + count, num_groups, regions)
             groups = []
             for size in sizes:
                 groups.append(self.cell(start, start + size))
@@ -376,6 +388,26 @@ class Workload:
                 is_whole = body[0] == body[1]
                 groups[-1:] = [*([] if is_whole else [self.cell(*body)]), head]
             yield groups
+
+    def _groups(
+        self,
+        start: int,
+        stop: int,
+        num_groups: int | None,
+        regions: tuple[int, ...],
+    ) -> list[int]:
+        """Returns how many layers each group of a cell has."""
+        if num_groups is None:
+            inner = [i for i in regions if start < i < stop]
+            return [b - a for a, b in itertools.pairwise([start, *inner, stop])]
+        if num_groups == 1:
+            return [stop - start]
+        costs = self.costs[start:stop]
+        if not self.is_compiled:
+            return partition(costs, num_groups)
+        others = {*range(stop - start)} - {i - start for i in regions}
+        live = [round(own) for own in self._live[start:stop]]
+        return cut_graph(costs, live, num_groups, others)
 
     def cell(self, start: int, stop: int) -> CellNeeds:
         """What the layers from `start` to before `stop` need."""
@@ -400,7 +432,7 @@ class Workload:
                 needs_dx=start > first,
                 has_dx=self._paths.has_dx(start, stop),
                 can_be_split=self._seconds.has_halves(start, stop),
-                keeps=keeps and not self._is_compiled,
+                keeps=keeps and not self.is_compiled,
             ),
             inputs=self._live[start],
             outputs=self._live[stop],

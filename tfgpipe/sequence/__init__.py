@@ -1,6 +1,7 @@
 """What the user gives, checked: layers, a functional model, data."""
 
 from tfgpipe.sequence import inputs
+from tfgpipe.sequence.regions import region_bounds
 from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import (
     is_task,
@@ -18,6 +19,7 @@ __all__ = [
     "items_from_config",
     "layers_of",
     "prepares_data",
+    "region_bounds",
     "source_of",
     "too_many_cells",
 ]

@@ -84,7 +84,6 @@ def test_planned_program_is_that_of_the_engine(make, cut):
     model = sized(source_of(layers()), None, "sgd")
     cut = [*cut[:-1], len(model.sizes) - sum(cut[:-1])]
     work = model.by_flops(MACHINES["v100"], 2)
-    facts = tuple(own.facts for (own,) in work.cells(cut))
     for schedule, remat in (("zero_bubble", "always"), ("gpipe", "never")):
         model = tfgpipe.GPipe(
             layers(),
@@ -96,7 +95,7 @@ def test_planned_program_is_that_of_the_engine(make, cut):
         )
         rules = (remat,) * len(cut)
         setting = Setting(1, len(cut), tuple(cut), 3, schedule, rules)
-        assert setting.program(facts).ops == model.program(6).ops
+        assert setting.program(work).ops == model.program(6).ops
 
 
 def test_loss_keeps_the_outputs():

@@ -221,8 +221,7 @@ def test_a_head_in_parts_holds_a_part():
 
 def test_a_head_goes_forward_and_back_at_once():
     made = setting([2, 3], 1, head_parts=4)
-    facts = tuple(one.facts for own in made.cells(wide()) for one in own)
-    own = [(op.kind, op.cell) for op in made.program(facts).by_device[1]]
+    own = [(op.kind, op.cell) for op in made.program(wide()).by_device[1]]
     assert own == [("forward", 1), ("head", 2), ("backward", 1)]
 
 

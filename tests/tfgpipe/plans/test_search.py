@@ -32,7 +32,7 @@ def problem(seconds, limit=None, devices=4, machine=LINK, **changed):
 
     options = {
         "workload_of": workload_of,
-        "cut": partition,
+        "cut": lambda costs, k, regions: partition(costs, k),
         "num_layers": len(seconds),
         "batch_size": 16,
         "num_devices": devices,

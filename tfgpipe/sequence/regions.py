@@ -19,11 +19,11 @@ micro-batches.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from keras import tree
 
-from tfgpipe.arguments import Arguments
 from tfgpipe.devices import names
 from tfgpipe.graphs import LIKELY_ROWS, Repeat
 
@@ -41,16 +41,25 @@ _FEWEST = 4
 _SLACK = 1.25
 
 
-def region_bounds(arguments: Arguments, input_spec: Any) -> list[int]:
+def region_bounds(
+    source: Any,
+    input_spec: Any,
+    num_micro_batches: int,
+    recomputes: bool,
+    devices: Sequence[str],
+) -> list[int]:
     """Returns the steps at which regions begin or end, in order.
 
-    They are the same for every number of cells. `input_spec` is a nest of
-    `keras.KerasTensor`s; the steps of the model are known.
+    They are the same for every number of cells.
+
+    Args:
+        source: The model, whose steps are known.
+        input_spec: Nest of `keras.KerasTensor`s that it takes.
+        num_micro_batches: M.
+        recomputes: Whether a cell computes micro-batches again.
+        devices: Names of the devices that compute.
     """
-    source, m = arguments.source, arguments.num_micro_batches
-    rules = arguments.rules.compiled(m)
-    recomputes = any(map(rules.recomputes, range(arguments.num_partitions)))
-    is_on_cpus = names.device_types(arguments.devices) == ["CPU"]
+    m = num_micro_batches
     sizes = [
         n
         for spec in tree.flatten(input_spec)
@@ -58,7 +67,9 @@ def region_bounds(arguments: Arguments, input_spec: Any) -> list[int]:
         for n in spec.shape[1:]
     ]
     likely = LIKELY_ROWS / m * (_LIKELY_SIZE if None in sizes else 1)
-    least = _LEAST_FLOPS if is_on_cpus else _LEAST_FLOPS_ON_ACCELERATORS
+    least = _LEAST_FLOPS
+    if names.device_types(devices) != ["CPU"]:
+        least = _LEAST_FLOPS_ON_ACCELERATORS
     bounds: set[int] = set()
     for repeat in source.repeats:
         own = slice(repeat.start, repeat.start + repeat.size)

@@ -12,7 +12,7 @@ from keras import layers as kl
 import tfgpipe
 from tfgpipe.graphs import Repeat
 from tfgpipe.graphs.cut import GraphCutter
-from tfgpipe.model import regions
+from tfgpipe.sequence import regions
 
 
 class Block(kl.Layer):
