@@ -50,6 +50,7 @@ from tfgpipe.graphs import (
     part_key,
     parts_of,
     stateful_kinds,
+    warn_of_host,
 )
 
 
@@ -126,6 +127,9 @@ class Tracer:
         parts = parts_of(made, len(cells), indices)
         if self._options.jit_compile:
             check_compilable(parts)
+        else:
+            first = [names.device_types(cell.devices)[0] for cell in cells]
+            warn_of_host(parts, first)
         ways = ways or [(1.0, False)] * len(cells)
         each = zip(parts, cells, ways, strict=True)
         return [self._tasks(part, cell, *way) for part, cell, way in each]

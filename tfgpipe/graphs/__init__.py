@@ -40,7 +40,7 @@ from tfgpipe.graphs.traced_model import (
     stateful_kinds,
     without_gradients,
 )
-from tfgpipe.graphs.xla import NotCompilable, check_compilable
+from tfgpipe.graphs.xla import NotCompilable, check_compilable, warn_of_host
 
 __all__ = [
     "CHEAP",
@@ -82,5 +82,6 @@ __all__ = [
     "sum_over_replicas",
     "sums_over_replicas",
     "tensors",
+    "warn_of_host",
     "without_gradients",
 ]

@@ -291,8 +291,13 @@ class GraphCutter:
         sums so far.
         """
         names, taken = self.reached(inputs, fetches, controls, done)
-        part = self._definition_of(names)
-        return self.imported(part, taken, fetches, sums)
+        part = self._whole.definition_of(names)
+        is_compiled = self._options.get("jit_compile")  # XLA merges them itself
+        merged = {} if is_compiled else _merge_equal(part, self._gradients)
+        if not names.isdisjoint(self._gradients):
+            _run_in_order(part, self._gradients, self._whole)
+        add_in_order(part)
+        return self.imported(part, taken, fetches, sums, merged)
 
     def reached(
         self,
@@ -340,26 +345,24 @@ class GraphCutter:
                     ]
         return names, list(taken.values())
 
-    def _definition_of(self, names: set[str]) -> Any:
-        """The definition of some operations of the graph."""
-        part = self._whole.definition_of(names)
-        if not names.isdisjoint(self._gradients):
-            _run_in_order(part, self._gradients, self._whole)
-        add_in_order(part)
-        return part
-
     def imported(
         self,
         part: Any,
         inputs: list[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
         sums: Bundle | None = None,
+        merged: Mapping[str, str] | None = None,
     ) -> Subfunction:
-        """The function of a definition, which takes the inputs."""
+        """Imports a definition into a function that takes the inputs.
+
+        `merged` are operations in whose stead others of the definition run.
+        """
+        merged = merged or {}
         used = {_full(name) for node in part.node for name in node.input}
         given = {t.name for one in inputs for t in as_bundle(one).aliases}
         wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
         computed = [t.name for t in wanted if t.name not in given]
+        results_of = [_output_of(name, merged) for name in computed]
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
             # Packed values, bundle after bundle, then the sums so far, and
@@ -371,7 +374,7 @@ class GraphCutter:
                     found.update({t.name: value for t in slot})
             found.update(_by_themselves(part, found))
             imported = internals.import_definition(
-                part, {n: v for n, v in found.items() if n in used}, computed
+                part, {n: v for n, v in found.items() if n in used}, results_of
             )
             found.update(zip(computed, imported))
             for t in wanted:  # what `set_shape` said is in no definition
@@ -414,6 +417,64 @@ class GraphCutter:
         packed = list(itertools.islice(arguments, bundle.num_packed))
         with tf.device(self._where):
             return bundle.slots, bundle.unpack(packed)
+
+
+def _merge_equal(part: Any, gradients: Collection[str]) -> dict[str, str]:
+    """Leaves one of operations that compute the same of the same tensors.
+
+    Each block of a language model makes the causal mask anew, for one. Outside
+    of cells TensorFlow's graph optimiser merges such operations. Gradients stay
+    apart: zeros of theirs, shared, would be held from the first to the last.
+
+    Args:
+        part: The definition of a graph, in the order in which it runs.
+        gradients: Names of the operations that stay apart.
+
+    Returns:
+        The names of what has left the definition, and of what runs instead.
+    """
+    by_text: dict[Any, str] = {}
+    merged: dict[str, str] = {}
+    places = []
+    for i, node in enumerate(part.node):
+        node.input[:] = [_output_of(name, merged) for name in node.input]
+        if node.name in gradients or not _can_be_merged(node):
+            continue
+        attributes = sorted(
+            (key, value.SerializeToString(deterministic=True))
+            for key, value in node.attr.items()
+        )
+        text = (node.op, node.device, *node.input, *attributes)
+        kept = by_text.setdefault(text, node.name)
+        if kept != node.name:
+            merged[node.name] = kept
+            places.append(i)
+    for i in reversed(places):
+        del part.node[i]
+    for node in part.node:  # a loop takes lists that come behind it
+        node.input[:] = [_output_of(name, merged) for name in node.input]
+    return merged
+
+
+def _can_be_merged(node: Any) -> bool:
+    """Returns whether an operation is a function of its inputs alone.
+
+    Not lists, which loops write to: shared ones would be copied.
+    """
+    return not (
+        internals.is_stateful(node.op)
+        or "TensorList" in node.op
+        or node.op.startswith("Placeholder")
+        or any(name[0] == "^" for name in node.input)
+        or functions_of(node)
+    )
+
+
+def _output_of(name: str, merged: Mapping[str, str]) -> str:
+    """Returns an input `name`, `name:1` or `^name` after operations merged."""
+    control = "^" * name.startswith("^")
+    operation, *output = name.lstrip("^").split(":")
+    return control + ":".join([merged.get(operation, operation), *output])
 
 
 def _run_in_order(

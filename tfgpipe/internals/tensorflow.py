@@ -764,6 +764,39 @@ def has_xla_kernel(operation_type: str) -> bool:
     return any(one.device_type.startswith("XLA") for one in listed)
 
 
+def runs_on_host(op: tf.Operation, device_type: str) -> bool:
+    """Returns whether a device leaves an operation's results to the host.
+
+    TensorFlow registers kernels for whole numbers on a GPU which are a CPU's,
+    and take and return the host's memory.
+    """
+    types = [(name, value.type) for name, value in op.node_def.attr.items()]
+    results = frozenset(arg.name for arg in op.op_def.output_arg)
+    key = tuple(sorted(pair for pair in types if pair[1]))
+    return _is_for_host(op.type, key, results, device_type)
+
+
+@functools.cache
+def _is_for_host(
+    operation_type: str,
+    types: tuple[tuple[str, int], ...],
+    results: frozenset[str],
+    device_type: str,
+) -> bool:
+    known = dict(types)
+    return any(
+        kernel.device_type == device_type
+        and results <= {*kernel.host_memory_arg}
+        and all(
+            known.get(limit.name) in limit.allowed_values.list.type
+            for limit in kernel.constraint
+        )
+        for kernel in _kernels.get_registered_kernels_for_op(
+            operation_type
+        ).kernel
+    )
+
+
 @functools.cache
 def _start_xla() -> None:
     """Compiles a function, before which XLA registers no kernels."""

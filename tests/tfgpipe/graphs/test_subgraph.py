@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import types
+from graphs import step_graph, types
 from keras import layers as kl
 
 import tfgpipe
@@ -70,6 +70,20 @@ def test_function_holds_what_is_between_and_nothing_else(chain):
     part = cut(graph).function([t["x"], t["y"], t["a"]], [t["b"]])
     assert kinds(part) == {"Tanh", "Mul"}
     assert {u.name for u in part.inputs} == {t["a"].name, t["y"].name}
+
+
+def test_cell_computes_once_what_its_layers_compute_alike():
+    # Each attention makes the causal mask of its own.
+    mask = kl.Lambda(
+        lambda x: tf.where(
+            tf.range(4)[:, None] >= tf.range(4), tf.ones([4, 4]), x
+        )
+    )
+    model = tfgpipe.GPipe([mask, kl.Dense(4)] * 3, 1, 1)
+    model.compile("sgd", "mse")
+    graph = step_graph(model, np.ones([4, 4]), np.ones([4, 4]))
+    assert types(graph).count("GreaterEqual") == 1
+    assert types(graph).count("MatMul") > 3
 
 
 def test_function_computes_what_the_graph_does(chain):
