@@ -126,6 +126,19 @@ class Table:
         aligned.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([self.title, "", *aligned, *self.notes])
 
+    def markdown(self) -> str:
+        """The table for a page."""
+        lines = [[c.heading for c in self.columns], ["---"] * len(self.columns)]
+        lines += [
+            [
+                _text(row, c) if row.get(c.key) is not None else ""
+                for c in self.columns
+            ]
+            for row in self.rows
+        ]
+        rows = [f"| {' | '.join(cells)} |" for cells in lines]
+        return "\n".join([self.title, "", *rows, *self.notes])
+
 
 def _text(row: dict[str, Any], column: Column) -> str:
     value = row.get(column.key)
@@ -139,7 +152,7 @@ class Report:
 
     Args:
         command: The sub-command that makes them.
-        style: "text", "json" or "csv".
+        style: "text", "markdown", "json" or "csv".
     """
 
     def __init__(self, command: str, style: str) -> None:
@@ -155,7 +168,12 @@ class Report:
     def print(self) -> None:
         """Prints everything to the standard output."""
         tables = [table for table in self._tables if table.rows]
-        makers = {"text": _as_text, "json": _as_json, "csv": _as_csv}
+        makers = {
+            "text": _as_text,
+            "markdown": _as_markdown,
+            "json": _as_json,
+            "csv": _as_csv,
+        }
         made = makers[self._style](self._command, environment(), tables)
         print(made)
 
@@ -165,6 +183,12 @@ def _as_text(command: str, where: dict[str, Any], tables: list[Table]) -> str:
     head = [f"{key:{width}}  {value}" for key, value in where.items()]
     parts = ["\n".join(head), *(table.text() for table in tables)]
     return "\n\n".join(parts)
+
+
+def _as_markdown(
+    command: str, where: dict[str, Any], tables: list[Table]
+) -> str:
+    return "\n\n".join(table.markdown() for table in tables)
 
 
 def _as_json(command: str, where: dict[str, Any], tables: list[Table]) -> str:

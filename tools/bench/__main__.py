@@ -27,7 +27,8 @@ COMMANDS = {
     "memory": "the largest model that fits; memory of an accelerator",
     "recompute": "recomputation beside tf.recompute_grad in plain Keras",
     "plan": "what the planner predicts beside what is measured",
-    "gpu": "GPT-2 on a GPU: beside plain Keras, and cut into devices",
+    "gpu": "models on a GPU: beside plain Keras, and cut into devices",
+    "table1": "the paper's table 1 on a GPU that is cut into devices",
     "peers": "Lingvo, torchgpipe and torch pipelining on the same work",
     "all": "the goals of the others, what is reached, what was reported",
 }

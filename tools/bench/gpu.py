@@ -1,181 +1,275 @@
-"""GPT-2 on one GPU, beside plain Keras: seconds of a step, and bytes.
+"""Models on one GPU, beside plain Keras: seconds, bytes, operations.
 
-whole: the GPU is one device. Keras, and pipelines of one cell.
+compare: GPT-2, ResNet-50 and a U-Net as they come, the most important case
+first: Keras and a `GPipe`, each with its defaults, then micro-batches, K = 4
+parts of the GPU, what compiles nothing, Keras on JAX, and PyTorch. Some minutes
+of it are worth having.
 
-split: the GPU is cut into --devices logical devices of --limit_mib each. Keras
-on the first of them, and pipelines on all. They share the GPU's processor, so
-that the seconds are no faster than on one; the bytes are those of real devices.
+whole: ways to hold less, on a GPU that is one device; nothing is compiled.
 
-`MiB` is the most that each device held in a step, by TensorFlow's counters; a
-CPU has none. `OOM` in the place of seconds: it does not fit.
+split: the GPU is cut into --devices logical devices of --limit_mib each, which
+share its processor: seconds are no fewer than on one, bytes are those of real
+devices. Nothing is compiled.
+
+Every case is a process of its own. --jobs of them compile at the same time, and
+take turns at what is timed; what does not fit beside the others runs again,
+alone. Results are lines of JSON in --output; cases that are there are not run
+again. --table prints what is there, and runs nothing. --small is a rehearsal,
+with small models, and logical devices of a CPU where there is no GPU.
+
+`of Keras`: beside M steps of Keras, by default, with the rows of a micro-batch;
+for K above 1, `of K = 1` is beside one cell. `operations`: of a step outside of
+compiled functions. `GiB`: at most, by TensorFlow's counters; a CPU has none.
 """
 
-import gc
-import time
-from collections.abc import Iterator
+import dataclasses
+import importlib.util
+import pathlib
 from typing import Any
 
-import keras
-import keras_hub
-import numpy as np
-import tensorflow as tf
 from absl import flags
 
-import tfgpipe
-from tfgpipe.commands.command_line import BadFlags
-from tfgpipe.devices import local
-from tfgpipe.monitor import peak_mib
-from tools.bench.flags import define_choices, new_flags
-from tools.report import Column, Report, Table, progress
+from tfgpipe.commands import command_line
+from tools.bench.case_worker import Case
+from tools.bench.cases import Results, commit, run_cases
+from tools.bench.flags import define_choices
+from tools.report import Column, Report, Table
 
-FLAGS = new_flags(rounds=3)
-define_choices(FLAGS, "part", ["whole"], ["whole", "split"], "One of them.")
-flags.DEFINE_integer("devices", 4, "Of part split.", 2, flag_values=FLAGS)
+
+def define_run(values: flags.FlagValues, output: str, num_jobs: int) -> None:
+    """Defines the flags of commands that run cases.
+
+    Args:
+        values: Where to define them.
+        output: Default of --output.
+        num_jobs: Default of --jobs.
+    """
+    flags.DEFINE_enum(
+        "format",
+        "markdown",
+        ["markdown", "text", "json", "csv"],
+        "How to print the table.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "output",
+        output,
+        "File of the results, to which lines are added.",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "table", False, "Print the results that there are.", flag_values=values
+    )
+    for name, default, meaning in (
+        ("jobs", num_jobs, "Processes at a time."),
+        ("rounds", 3, "Times to measure; the fastest one counts."),
+        ("steps", 4, "Steps of each."),
+        ("cases", 1000, "So many of the first cases."),
+        ("minutes", 1000, "After which no other case is begun."),
+        ("case_seconds", 600, "How long a case may take."),
+    ):
+        flags.DEFINE_integer(name, default, meaning, 1, flag_values=values)
+
+
+FLAGS = command_line.new_flags()
+define_run(FLAGS, "bench_gpu.jsonl", num_jobs=3)
+define_choices(
+    FLAGS,
+    "part",
+    ["compare"],
+    ["compare", "whole", "split"],
+    "Which cases.",
+)
+flags.DEFINE_boolean("small", False, "Small models.", flag_values=FLAGS)
+flags.DEFINE_integer("devices", 4, "Parts of the GPU.", 1, flag_values=FLAGS)
 flags.DEFINE_integer(
     "limit_mib", 8192, "Of each, in part split.", 1, flag_values=FLAGS
 )
-flags.DEFINE_integer("blocks", 12, "Of the model.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("units", 768, "Of the model.", 8, flag_values=FLAGS)
-flags.DEFINE_integer("vocabulary", 50257, "Its words.", 2, flag_values=FLAGS)
-flags.DEFINE_integer("rows", 32, "Of a mini-batch.", 8, flag_values=FLAGS)
-flags.DEFINE_integer("tokens", 512, "Of each row.", 2, flag_values=FLAGS)
-flags.DEFINE_integer("steps", 4, "In each round.", 1, flag_values=FLAGS)
 
 COLUMNS = [
+    Column("model", "model"),
     Column("name", "what"),
+    Column("dtype", "dtype"),
+    Column("rows", "rows"),
     Column("k", "K"),
     Column("m", "M"),
-    Column("first_s", "first s", ".1f"),
-    Column("step_s", "step s"),
-    Column("mib", "MiB"),
+    Column("step_s", "step s", ".4f"),
+    Column("of_keras", "of Keras", ".2f"),
+    Column("of_k_1", "of K = 1", ".2f"),
+    Column("first_s", "first step s", ".1f"),
+    Column("operations", "operations"),
+    Column("gib", "GiB"),
+    Column("plan_gib", "plan"),
 ]
-WHOLE: list[dict[str, Any]] = [
-    {"num_micro_batches": 1},
-    {"num_micro_batches": 8},
-    {"num_micro_batches": 8, "remat": "never"},
-    {"num_micro_batches": 8, "remat": "never", "head_parts": 4},
-    {"num_micro_batches": 8, "remat": "offload"},
-    {"num_micro_batches": 8, "remat": "never", "weights_on": "host"},
-    {"num_micro_batches": 8, "remat": "always", "remat_groups": 12},
+_NEVER = {"remat": "never"}
+_WHOLE: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (8, {}),
+    (8, _NEVER),
+    (8, {"remat": "never", "head_parts": 4}),
+    (8, {"remat": "offload"}),
+    (8, {"remat": "never", "weights_on": "host"}),
+    (8, {"remat": "always", "remat_groups": 12}),
 ]
-SPLIT: list[dict[str, Any]] = [
-    {"num_micro_batches": 8},
-    {"num_micro_batches": 16},
-    {"num_micro_batches": 8, "schedule": "1f1b"},
-    {"num_micro_batches": 8, "schedule": "1f1b", "remat": "never"},
-    {"num_micro_batches": 8, "schedule": "1f1b", "remat": "offload"},
-    {"num_micro_batches": 8, "head_parts": 4},
-    {"num_micro_batches": 8, "weights_on": "host"},
-    {"num_micro_batches": 8, "shards": {"token_embedding": 4}},
+_SPLIT: list[tuple[int, dict[str, Any]]] = [
+    (8, {}),
+    (16, {}),
+    (8, {"schedule": "1f1b"}),
+    (8, {"schedule": "1f1b", "remat": "never"}),
+    (8, {"schedule": "1f1b", "remat": "offload"}),
+    (8, {"head_parts": 4}),
+    (8, {"weights_on": "host"}),
+    (8, {"shards": {"token_embedding": 4}}),
 ]
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
-    """Measures what the flags ask for."""
-    if len(values.part) != 1:
-        raise BadFlags(
-            "--part must be one of whole and split: a GPU is cut once in a "
-            f"process. Received: {','.join(values.part)}."
-        )
-    is_split = values.part == ["split"]
-    devices = _devices(values.devices if is_split else 1, values.limit_mib)
-    title = f"GPT-2, {values.rows} rows of {values.tokens} tokens"
-    table = report.add(Table(values.part[0], title, COLUMNS))
-    rows = SPLIT if is_split else WHOLE
-    for name, k, arguments in progress(list(_cases(rows, len(devices))), "gpu"):
-        keras.backend.clear_session()
-        gc.collect()  # the model before
-        row = {"name": name, "k": k, "m": arguments.get("num_micro_batches")}
-        table.rows.append(row | _measured(values, k, arguments, devices))
-
-
-def _cases(
-    rows: list[dict[str, Any]], k: int
-) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    yield "Keras", 0, {}
-    for arguments in rows:
-        others = [
-            f"{name}={value!r}"
-            for name, value in arguments.items()
-            if name != "num_micro_batches"
-        ]
-        yield " ".join(["GPipe", *others]), k, arguments
-
-
-def _devices(count: int, limit_mib: int) -> list[str]:
-    """The first GPU, whole or in parts; a CPU where there is none."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus and count > 1:
-        local.split_gpu(count, limit_mib)
-    elif gpus:
-        tf.config.experimental.set_memory_growth(gpus[0], True)
-    else:
-        local.split_cpu(count)
-    return [f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)]
-
-
-def _measured(
-    values: flags.FlagValues,
-    k: int,
-    arguments: dict[str, Any],
-    devices: list[str],
-) -> dict[str, Any]:
-    """Seconds and bytes of a model: plain Keras, or with `k` cells."""
-    ids = np.random.default_rng(0).integers(
-        0, values.vocabulary, (values.rows, values.tokens + 1)
-    )
-    mask = np.ones((values.rows, values.tokens), "int32")
-    x, y = {"token_ids": ids[:, :-1], "padding_mask": mask}, ids[:, 1:]
-    dataset = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
+    """Runs the cases that have no result, and prints all that have."""
+    cases = list_cases(values)[: values.cases]
+    results = Results(pathlib.Path(values.output))
+    table = report.add(Table("gpu", "", COLUMNS))
     try:
-        model = _model(values)
-        if k:
-            model = tfgpipe.GPipe(model, k, devices=devices, **arguments)
-        model.compile(
-            keras.optimizers.Adam(1e-4),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            jit_compile=False,
+        if not values.table:
+            run_cases(
+                cases,
+                results,
+                values.jobs,
+                values.case_seconds,
+                60 * values.minutes,
+            )
+    finally:  # also after Ctrl-C
+        table.rows += rows_of(cases, results)
+        table.title = ", ".join(machines(results))
+
+
+def list_cases(values: flags.FlagValues) -> list[Case]:
+    """Lists the cases that the flags ask for, the most important first."""
+    parts = {"compare": _compared, "whole": _whole, "split": _split}
+    return [
+        dataclasses.replace(
+            case,
+            is_small=values.small,
+            rounds=values.rounds,
+            steps=values.steps,
         )
-        return _fitted(model, dataset, values, devices)
-    except tf.errors.ResourceExhaustedError:
-        return {"step_s": "OOM"}
+        for part in dict.fromkeys(values.part)
+        for case in parts[part](values)
+        if _is_installed(case)
+    ]
 
 
-def _model(values: flags.FlagValues) -> Any:
-    keras.utils.set_random_seed(0)
-    backbone = keras_hub.models.GPT2Backbone(
-        vocabulary_size=values.vocabulary,
-        num_layers=values.blocks,
-        num_heads=max(1, values.units // 64),
-        hidden_dim=values.units,
-        intermediate_dim=4 * values.units,
-        max_sequence_length=values.tokens,
-        dropout=0.0,
+def _compared(values: flags.FlagValues) -> list[Case]:
+    k, most = values.devices, 8
+    keras = Case(library="keras")
+    parts = Case(m=most, k=k, limit_mib=12288, arguments=_NEVER)
+    cases = [
+        keras,
+        Case(),
+        dataclasses.replace(keras, jit_compile=False),
+        Case(m=4, arguments=_NEVER),
+        Case(m=most, arguments=_NEVER),
+        *(dataclasses.replace(keras, rows=32 // m) for m in (4, most)),
+        parts,
+        Case(m=most),
+        dataclasses.replace(parts, arguments={}),
+    ]
+    for model, rows in (("resnet50", 64), ("unet", 16)):
+        plain = Case(model, "keras", rows)
+        cases += [
+            plain,
+            Case(model, rows=rows),
+            Case(model, rows=rows, m=4, arguments=_NEVER),
+            dataclasses.replace(plain, rows=rows // 4),
+            dataclasses.replace(plain, jit_compile=False),
+            Case(model, rows=rows, k=k, m=4, limit_mib=8192, arguments=_NEVER),
+        ]
+    cases += [dataclasses.replace(c, dtype="float32") for c in cases[:7]]
+    cases += [
+        Case(jit_compile=False, dtype=dtype, m=m, arguments=arguments)
+        for dtype in ("bfloat16", "float32")
+        for m, arguments in ((1, {}), (most, _NEVER))
+    ]
+    others = [
+        Case(library="jax"),
+        Case(library="torch"),
+        Case(library="torch", jit_compile=True),
+        Case("resnet50", "jax", 64),
+    ]
+    return cases + others
+
+
+def _whole(values: flags.FlagValues) -> list[Case]:
+    plain = Case(dtype="float32", jit_compile=False)
+    return [
+        dataclasses.replace(plain, library="keras"),
+        *(dataclasses.replace(plain, m=m, arguments=a) for m, a in _WHOLE),
+    ]
+
+
+def _split(values: flags.FlagValues) -> list[Case]:
+    plain = Case(dtype="float32", jit_compile=False, limit_mib=values.limit_mib)
+    return [
+        dataclasses.replace(plain, library="keras"),
+        *(
+            dataclasses.replace(plain, k=values.devices, m=m, arguments=a)
+            for m, a in _SPLIT
+        ),
+    ]
+
+
+def _is_installed(case: Case) -> bool:
+    packages = {"jax": ["jax"], "torch": ["torch", "transformers"]}
+    needed = packages.get(case.library, [])
+    return all(importlib.util.find_spec(name) for name in needed)
+
+
+def machines(results: Results) -> list[str]:
+    """Returns cards, versions, and the commit of this checkout."""
+    names = ("card", "versions")
+    known = [line[n] for n in names for line in results.lines if n in line]
+    return [*dict.fromkeys(known), f"commit {commit()}"]
+
+
+def rows_of(cases: list[Case], results: Results) -> list[dict[str, Any]]:
+    """Returns the rows of the cases that have a result, in their order."""
+    rows = []
+    for case in cases:
+        result = results.result_of(case)
+        if result is not None:
+            base = results.result_of(_keras_of(case)) or {}
+            one = results.result_of(_one_cell_of(case)) or {}
+            rows.append(_row(case, result, base, one))
+    return rows
+
+
+def _keras_of(case: Case) -> Case:
+    """Keras by default, with the rows of a micro-batch."""
+    return dataclasses.replace(
+        case,
+        library="keras",
+        rows=case.rows // case.m,
+        k=1,
+        m=1,
+        jit_compile="auto",
+        limit_mib=0,
+        arguments={},
     )
-    return keras_hub.models.GPT2CausalLM(backbone, preprocessor=None)
 
 
-def _fitted(
-    model: Any,
-    dataset: tf.data.Dataset,
-    values: flags.FlagValues,
-    devices: list[str],
+def _one_cell_of(case: Case) -> Case:
+    return dataclasses.replace(case, k=1, limit_mib=0)
+
+
+def _row(
+    case: Case, result: dict[str, Any], base: dict[str, Any], one: dict
 ) -> dict[str, Any]:
-    def fit(steps: int) -> float:
-        started = time.monotonic()
-        model.fit(dataset.take(steps), shuffle=False, verbose=0)
-        return time.monotonic() - started
-
-    first = fit(1)
-    fit(2)
-    seconds: list[float] = []
-
-    def measure() -> None:
-        seconds.extend(fit(values.steps) for _ in range(values.rounds))
-
-    held = peak_mib(devices, measure)
-    return {
-        "first_s": first,
-        "step_s": f"{min(seconds) / values.steps:.3f}",
-        "mib": " ".join(f"{mib:,.0f}" for mib in held) or "-",
-    }
+    row = {**dataclasses.asdict(case), **result, "name": case.name}
+    if "error" in result:
+        return row | {"name": f"{case.name}: {result['error']}"}
+    for name, column in (("mib", "gib"), ("plan_mib", "plan_gib")):
+        row[column] = ", ".join(f"{mib / 1024:.3g}" for mib in result[name])
+    if "step_s" in base:
+        row["of_keras"] = result["step_s"] / base["step_s"] / case.m
+    if case.k > 1 and "step_s" in one:
+        row["of_k_1"] = result["step_s"] / one["step_s"]
+    return row

@@ -145,11 +145,15 @@ class Worker:
             self._process.wait(20)
         except (OSError, ValueError, subprocess.TimeoutExpired):
             pass
-        with contextlib.suppress(OSError):  # its children, if there are any
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()
+
+    def kill(self) -> None:
+        """Ends the process at once, and its children, if there are any."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def in_turns(jobs: Sequence[Job], rounds: int, what: str) -> dict[Job, Worker]:
