@@ -262,7 +262,6 @@ COPIES = {
     "micro_batches",
     "model/gradients",
     "model/rehearsal",
-    "model/run_eagerly",
     "profiles/profiler",
     "run/chain",
     "run/clock",

@@ -6,6 +6,7 @@ from tfgpipe.loss.objective import (
     SummedLoss,
     WholeMiniBatchLoss,
     add_direct,
+    penalties,
 )
 from tfgpipe.loss.row_wise import has_own_scale, loss_adds_up, metrics_add_up
 
@@ -18,4 +19,5 @@ __all__ = [
     "has_own_scale",
     "loss_adds_up",
     "metrics_add_up",
+    "penalties",
 ]

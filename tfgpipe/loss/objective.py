@@ -121,13 +121,6 @@ class Objective:
         """
         raise NotImplementedError
 
-    def run_eagerly(self, y_pred: Any, added: list[tf.Tensor]) -> None:
-        """Has Python compute what the head does not, for the user to look at.
-
-        The outputs are those of the whole mini-batch; `added` is what layers
-        add to the loss.
-        """
-
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is None or not self._scales:
@@ -458,17 +451,6 @@ class WholeMiniBatchLoss(Objective):
     def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """The gradients of a loss that reads weights, and of regularisers."""
         return self._direct
-
-    def run_eagerly(self, y_pred: Any, added: list[tf.Tensor]) -> None:
-        """Computes the loss and its gradients."""
-        values = [penalty.value for penalty in penalties(self._model)]
-        structure = structure_of(y_pred)
-
-        def nest(outputs: list[Any]) -> Any:
-            return tree.map_structure(lambda i: outputs[i], structure)
-
-        flat = tree.flatten(y_pred)
-        self._differentiated(self._data, flat, nest, added, values)
 
     def _trained(self) -> list[keras.Variable]:
         variables = self._model.trainable_variables

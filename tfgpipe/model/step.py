@@ -6,6 +6,7 @@ graph each. A training step ends with the update, or skips the mini-batch.
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import dataclasses
 import functools
@@ -18,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Tracer
+from tfgpipe.cells import Tracer, as_number
 from tfgpipe.devices import placement
 from tfgpipe.failures import one_step, setting
 from tfgpipe.loss import (
@@ -30,6 +31,7 @@ from tfgpipe.loss import (
     has_own_scale,
     loss_adds_up,
     metrics_add_up,
+    penalties,
 )
 from tfgpipe.micro_batches import (
     as_specs,
@@ -40,7 +42,6 @@ from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.model.own_step import in_pipeline
-from tfgpipe.model.run_eagerly import captured_by, run_eagerly
 from tfgpipe.run import (
     MiniBatch,
     Pipeline,
@@ -498,11 +499,11 @@ class TrainingSteps(Hooks):
         traced, call = known[key]
         if self.run_eagerly or tf.config.functions_run_eagerly():
             with self.nothing_eager():
-                captured = captured_by(call, traced, data)
+                captured = _captured_by(call, traced, data)
             known_to_keras = [*self.variables, *self.metrics_variables]
             known_to_keras += getattr(self.optimizer, "variables", [])
             with internals.restoring(captured, known_to_keras):
-                self._run_in_python(kind, batch)
+                self._run_in_python(kind, *batch)
         with self.nothing_eager():
             if not internals.tapes_are_recording():
                 return call(traced, data)
@@ -511,34 +512,42 @@ class TrainingSteps(Hooks):
             with internals.not_recording():
                 return call(traced, data)
 
-    def _run_in_python(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
-        """Has Python run what a step will run."""
-        training, head, loss = kind == "train", None, None
-        if kind != "predict":
-            head, loss = self._loss_of(batch, training)
+    def _run_in_python(
+        self, kind: str, x: Any, y: Any, sample_weight: Any
+    ) -> None:
+        """Has Python run the model, loss and metrics on a whole mini-batch.
 
-        def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
-            if loss is not None:
-                loss.run_eagerly(y_pred, added)
-            if head is not None and not head.metrics_add_up:
-                x, y, sample_weight = batch
-                self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-        given, *labels = batch
+        That is for breakpoints and the like in the user's code: nothing that
+        they return or assign is kept. The step that trains is the graph.
+        """
         built = self.built_for("a step")
-        x = built.as_taken(given)
-        count = built.num_micro_batches * built.num_replicas
-        with inputs.explaining_sizes(x, built.input_spec):
-            run_eagerly(
-                built.source,
-                built.cells,
-                x,
-                labels,
-                count,
-                training,
-                head,
-                of_all_rows,
-            )
+        cells = {id(la): cell for cell in built.cells for la in cell.sequence}
+
+        def called(layer: Any, run: Callable[[], Any]) -> Any:
+            cell = cells.get(id(layer))  # errors name it
+            with contextlib.nullcontext() if cell is None else cell.naming(
+                layer
+            ):
+                return run()
+
+        # Keras looks for what it regularises in the scope alone.
+        read = [(v, v.value) for v in self.variables if v.regularizer]
+        layers = built.source.layers
+        taken = built.as_taken(x)
+        with (
+            inputs.explaining_sizes(taken, built.input_spec),
+            keras.StatelessScope(read, collect_losses=True) as scope,
+            internals.noting_losses(layers) as added_by_layers,
+        ):
+            with internals.around_calls(called):
+                y_pred = built.source.call(taken, kind == "train")
+            if kind == "predict":
+                return
+            losses = [as_number(loss) for loss in added_by_layers(scope.losses)]
+            losses += [penalty.value for penalty in penalties(self)]
+            with self.replaced_losses(losses):
+                self.compute_loss(x, y, y_pred, sample_weight)
+            self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
     @contextlib.contextmanager
     def nothing_eager(self) -> Iterator[None]:
@@ -551,3 +560,18 @@ class TrainingSteps(Hooks):
         finally:
             self.run_eagerly = was_eager[0]
             tf.config.run_functions_eagerly(was_eager[1])
+
+
+def _captured_by(call: Callable, function: Any, data: Any) -> list[tf.Tensor]:
+    """Returns what a step reads and assigns; nothing if it cannot be traced.
+
+    It fails in Python then, which says more. `call` calls what traces it.
+    """
+    try:
+        graph = call(function.get_concrete_function, data)
+    except bdb.BdbQuit:  # asked for in a debugger
+        raise
+    except Exception:
+        return []
+    captured: list[tf.Tensor] = graph.captured_inputs
+    return captured
