@@ -74,7 +74,7 @@ def _length(schedule: str) -> float:
 
 def _timeline(schedule: str) -> Callable[[pathlib.Path], None]:
     def draw(path: pathlib.Path) -> None:
-        from tfgpipe.monitor import gantt  # needs matplotlib
+        from tfgpipe.monitor.drawing import timeline_picture  # matplotlib
 
         shown, cells = program(schedule), chunks(schedule)
         events = timeline.simulated(
@@ -82,15 +82,15 @@ def _timeline(schedule: str) -> Callable[[pathlib.Path], None]:
         )
         held = max(shown.held()) / cells
         each = f", {cells} cells each" if cells > 1 else ""
-        caption = gantt.Caption(
+        timeline_picture(
+            events,
             f'"{schedule}": {NUM_DEVICES} devices{each}, '
             f"{NUM_MICRO_BATCHES} micro-batches",
             f"{timeline.seconds(_length(schedule))}, bubble "
             f"{timeline.bubble(events):.0%}; a device holds the activations of "
             f"up to {held:g} micro-batches",
             end=max(map(_length, SCHEDULES)),
-        )
-        gantt.save(events, caption, [path])
+        ).save(path)
 
     return draw
 

@@ -223,9 +223,8 @@ class PipelineMonitor(keras.callbacks.Callback):
             self.history.setdefault(name, []).append(number)
             if logs is not None and name in _IN_LOGS:
                 logs[name] = number
-        self._record.write(epoch, found)
-        if self._count:
-            self._record.write_step(epoch, self.events, self.advice or "")
+        events = self.events if self._count else []
+        self._record.write(epoch, found, events, self.advice or "")
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Gives advice on the last epoch, and closes the log."""

@@ -22,7 +22,7 @@ from tfgpipe import timeline
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.files import write_text
-from tfgpipe.monitor import save_picture, timeline_text
+from tfgpipe.monitor import chrome_trace, save_picture
 from tfgpipe.schedules import CHUNKS, KINDS, SCHEDULES, Program
 
 FLAGS = command_line.new_flags()
@@ -131,5 +131,5 @@ def _write(
     if path.suffix == ".png":
         save_picture(events, title, "Simulated: only tasks take time.", path)
         return
-    trace = timeline_text.chrome_trace(events, {"title": title})
+    trace = chrome_trace(events, {"title": title})
     write_text(str(path), json.dumps(trace, indent=1))

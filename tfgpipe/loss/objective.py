@@ -34,7 +34,7 @@ from tfgpipe.devices import names
 from tfgpipe.graphs import as_tensor, is_continuous
 from tfgpipe.graphs import gradient_sums as sums
 from tfgpipe.loss.row_wise import refusals
-from tfgpipe.micro_batches import as_specs, structure_of
+from tfgpipe.micro_batches import as_specs
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 

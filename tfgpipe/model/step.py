@@ -525,8 +525,8 @@ class TrainingSteps(Hooks):
 
         def called(layer: Any, run: Callable[[], Any]) -> Any:
             cell = cells.get(id(layer))  # errors name it
-            with contextlib.nullcontext() if cell is None else cell.naming(
-                layer
+            with (
+                contextlib.nullcontext() if cell is None else cell.naming(layer)
             ):
                 return run()
 

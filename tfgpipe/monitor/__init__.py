@@ -1,6 +1,6 @@
 """Numbers of a training: what `callbacks.PipelineMonitor` tells, and advice."""
 
-from tfgpipe.monitor import device_memory, timeline_text
+from tfgpipe.monitor import device_memory
 from tfgpipe.monitor.advice import (
     Layout,
     advise,
@@ -8,15 +8,18 @@ from tfgpipe.monitor.advice import (
     ideal_bubbles,
     layout_of,
 )
-from tfgpipe.monitor.event_log import EventLog, Record, save_picture
+from tfgpipe.monitor.device_memory import accelerator_mib, peak_mib
+from tfgpipe.monitor.event_log import (
+    EventLog,
+    Record,
+    chrome_trace,
+    save_picture,
+)
 from tfgpipe.monitor.measurements import (
     Measured,
     Rates,
     TimedStep,
-    accelerator_mib,
     flops_of_example,
-    is_remote,
-    peak_mib,
     tokens_of_example,
     typical,
 )
@@ -31,16 +34,15 @@ __all__ = [
     "TimedStep",
     "accelerator_mib",
     "advise",
+    "chrome_trace",
     "device_memory",
     "flops_of_example",
     "ideal_bubble",
     "ideal_bubbles",
-    "is_remote",
     "layout_of",
     "peak_mib",
     "plot_cells",
     "save_picture",
-    "timeline_text",
     "tokens_of_example",
     "typical",
 ]

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,26 +17,14 @@ from tfgpipe import timeline
 from tfgpipe.checks import checked_path
 from tfgpipe.run import Event
 
-
-def _metadata(plugin: str, data_class: int) -> tf.compat.v1.SummaryMetadata:
-    return tf.compat.v1.SummaryMetadata(
-        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin),
-        data_class=data_class,
-    )
-
-
-_SCALAR = _metadata("scalars", 1)  # DATA_CLASS_SCALAR
-
-_TEXT = _metadata("text", 2)  # DATA_CLASS_TENSOR
-
-_PICTURE = _metadata("images", 3)  # DATA_CLASS_BLOB_SEQUENCE
+# TensorBoard's plugins, and the classes of their data.
+_PLUGINS = {"scalars": 1, "text": 2, "images": 3}
 
 
 class EventLog:
-    """Writes scalars into a folder; there is one writer at a time."""
+    """Writes what TensorBoard shows into a folder, one writer at a time."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -43,34 +32,33 @@ class EventLog:
 
         `step` is how many updates the model has had.
         """
-        with self._writer.as_default():
-            for tag, value in scalars.items():
-                tf.summary.write(
-                    tag, tf.constant(value, tf.float32), step, _SCALAR
-                )
-        self._writer.flush()
+        self._write(
+            step,
+            {tag: tf.cast(n, tf.float32) for tag, n in scalars.items()},
+            "scalars",
+        )
 
     def write_text(self, step: int, tag: str, text: str) -> None:
         """Writes a text, in Markdown."""
-        self._write(step, tag, tf.constant(text), _TEXT)
+        self._write(step, {tag: text}, "text")
 
     def write_picture(self, step: int, tag: str, path: pathlib.Path) -> None:
-        """Writes a picture: a PNG file."""
+        """Writes a PNG file."""
         png = path.read_bytes()
-        # As a PNG file begins: 16 bytes, then its width and its height.
-        sizes = [str(int.from_bytes(png[i : i + 4], "big")) for i in (16, 20)]
-        values = [size.encode() for size in sizes]
-        self._write(step, tag, tf.constant([*values, png]), _PICTURE)
+        height, width, _ = tf.io.decode_png(png).shape
+        values = [str(width).encode(), str(height).encode(), png]
+        self._write(step, {tag: values}, "images")
 
-    def _write(
-        self,
-        step: int,
-        tag: str,
-        value: tf.Tensor,
-        metadata: tf.compat.v1.SummaryMetadata,
-    ) -> None:
+    def _write(self, step: int, values: Mapping[str, Any], plugin: str) -> None:
+        metadata = tf.compat.v1.SummaryMetadata(
+            plugin_data=tf.compat.v1.SummaryMetadata.PluginData(
+                plugin_name=plugin
+            ),
+            data_class=_PLUGINS[plugin],
+        )
         with self._writer.as_default():
-            tf.summary.write(tag, value, step, metadata)
+            for tag, value in values.items():
+                tf.summary.write(tag, value, step, metadata)
         self._writer.flush()
 
     def close(self) -> None:
@@ -99,39 +87,39 @@ class Record:
             for name, path in (("log_dir", log_dir), ("pictures", pictures))
         )
         self._log: EventLog | None = None
-        if self._pictures is None:
-            return
-        if not importlib.util.find_spec("matplotlib"):
-            raise ValueError(
-                "`pictures` needs matplotlib, which is not installed. "
-                f"Received: pictures={str(pictures)!r}. Install it with `pip "
-                "install matplotlib`, or leave `pictures` out."
-            )
-        self._pictures.mkdir(parents=True, exist_ok=True)
+        if self._pictures is not None:
+            if not importlib.util.find_spec("matplotlib"):
+                raise ValueError(
+                    "`pictures` needs matplotlib, which is not installed. "
+                    f"Received: pictures={str(pictures)!r}. Install it with "
+                    "`pip install matplotlib`, or leave `pictures` out."
+                )
+            self._pictures.mkdir(parents=True, exist_ok=True)
 
     def open(self) -> None:
         """Begins a file, beside those that are there."""
         if self._folder is not None:
             self._log = EventLog(self._folder / "pipeline")
 
-    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Writes the numbers of an epoch, by name."""
-        if self._log is not None:
-            tagged = {f"pipeline/{name}": v for name, v in numbers.items()}
-            self._log.write(epoch, tagged)
-
-    def write_step(
-        self, epoch: int, events: Sequence[Event], advice: str
+    def write(
+        self,
+        epoch: int,
+        numbers: Mapping[str, float],
+        events: Sequence[Event],
+        advice: str,
     ) -> None:
-        """Writes what is said about a measured step, and draws it."""
-        if self._log is not None:
-            self._log.write_text(epoch, "pipeline/advice", advice)
-        if self._pictures is None:
-            return
-        path = self._pictures / f"epoch_{epoch + 1:04}.png"
-        save_picture(events, f"Epoch {epoch + 1}", advice, path)
-        if self._log is not None:
-            self._log.write_picture(epoch, "pipeline/timeline", path)
+        """Writes the numbers of an epoch, and draws its step if it has one."""
+        log = self._log
+        if log is not None:
+            tagged = {f"pipeline/{name}": v for name, v in numbers.items()}
+            log.write(epoch, tagged)
+        if log is not None and events:
+            log.write_text(epoch, "pipeline/advice", advice)
+        if self._pictures is not None and events:
+            path = self._pictures / f"epoch_{epoch + 1:04}.png"
+            save_picture(events, f"Epoch {epoch + 1}", advice, path)
+            if log is not None:
+                log.write_picture(epoch, "pipeline/timeline", path)
 
     def close(self) -> None:
         """Ends the files that were begun."""
@@ -141,15 +129,56 @@ class Record:
 
 
 def save_picture(
-    events: Sequence[Event], what: str, advice: str, path: pathlib.Path
+    events: Sequence[Event], title: str, advice: str, path: pathlib.Path
 ) -> None:
     """Draws a step into a PNG file."""
     # Needs matplotlib, which not everyone has.
-    from tfgpipe.monitor import gantt
+    from tfgpipe.monitor import drawing
 
-    length = timeline.length(events)
     title = (
-        f"{what}: bubble {timeline.bubble(events):.0%}, the tasks take "
-        f"{timeline.seconds(length)}"
+        f"{title}: bubble {timeline.bubble(events):.0%}, the tasks take "
+        f"{timeline.seconds(timeline.length(events))}"
     )
-    gantt.save(events, gantt.Caption(title, advice), [path])
+    drawing.timeline_picture(events, title, advice).save(path)
+
+
+def chrome_trace(
+    events: Sequence[Event], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what chrome://tracing and Perfetto show, to be written as JSON.
+
+    Args:
+        events: What ran. At least one.
+        about: What to say about the whole.
+
+    Reference: [Trace Event Format](https://docs.google.com/document/d/\
+1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU)
+    """
+    names = [
+        {
+            "ph": "M",
+            "pid": 0,
+            "tid": device,
+            "name": "thread_name",
+            "args": {"name": f"device {device}"},
+        }
+        for device in sorted({event.device for event in events})
+    ]
+    tasks = [
+        {
+            "ph": "X",
+            "pid": 0,
+            "tid": device,
+            "name": f"{timeline.name(task.kind)} {task.micro_batch}",
+            "cat": task.kind,
+            "ts": round(1e6 * start, 3),  # microseconds
+            "dur": round(1e6 * (end - start), 3),
+            "args": {"cell": task.cell, "micro_batch": task.micro_batch},
+        }
+        for task, device, start, end in events
+    ]
+    return {
+        "traceEvents": [*names, *tasks],
+        "displayTimeUnit": "ms",
+        "otherData": dict(about),
+    }

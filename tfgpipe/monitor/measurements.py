@@ -1,9 +1,8 @@
-"""What is measured while `fit` trains: rates, memory, and single steps.
+"""Measures what `fit` trains: examples a second, and single steps.
 
-Examples are counted between the steps, memory is read off devices. When each
-task ran is known of steps with a clock, `TimedStep`. Such a step is one that
-`fit` would run anyway, on the same data: it is traced once more, with a
-`timeline.Clock` between the tasks. So what is trained is the same, to the bit.
+`TimedStep` runs a step that `fit` would run anyway, on the same data: it is
+traced once more, with a `run.Clock` between the tasks. So what is trained is
+the same, to the bit.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import collections
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -104,57 +103,6 @@ def flops_of_example(model: Any, input_spec: Any) -> float | None:
         return model(x, training=training)
 
     return sum(outline(call, [model], input_spec, operation_flops).flops)
-
-
-_MIB = 2**20
-
-
-def accelerator_mib(devices: Iterable[str]) -> dict[str, float]:
-    """Memory in use, where TensorFlow counts it.
-
-    MiB by name, "GPU:0_current" and "GPU:0_peak" for the full name
-    "/device:GPU:0". Nothing of CPUs, of accelerators that do not count, and of
-    those of other processes.
-    """
-    found: dict[str, float] = {}
-    for spec in dict.fromkeys(map(tf.DeviceSpec.from_string, devices)):
-        if spec.device_type == "CPU" or is_remote(spec):
-            continue
-        short = f"{spec.device_type}:{spec.device_index}"
-        try:
-            info = tf.config.experimental.get_memory_info(short)
-        except ValueError:  # this kind of device does not count
-            continue
-        found |= {f"{short}_{key}": info[key] / _MIB for key in info}
-    return found
-
-
-def peak_mib(devices: Sequence[str], run: Callable[[], Any]) -> list[float]:
-    """The most that devices hold while something runs, in MiB.
-
-    None of those that do not count, see `accelerator_mib`.
-    """
-    end = "_peak"
-    counted = [key for key in accelerator_mib(devices) if key.endswith(end)]
-    for key in counted:
-        tf.config.experimental.reset_memory_stats(key.removesuffix(end))
-    run()
-    found = accelerator_mib(devices)
-    return [found[key] for key in counted]
-
-
-def is_remote(spec: tf.DeviceSpec) -> bool:
-    """Whether a device belongs to another process."""
-    if spec.job in (None, "localhost"):
-        return False
-    own = tf.DeviceSpec.from_string(_own_device())
-    return (spec.job, spec.task) != (own.job, own.task)
-
-
-def _own_device() -> str:
-    """The full name of a device of this process."""
-    with tf.device("CPU:0"):
-        return tf.constant(0).device
 
 
 # ----------------------------------------------------------------- timed steps

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfgpipe.checks import checked_path
 
+if TYPE_CHECKING:
+    from tfgpipe.monitor.drawing import Picture
+
 _SUFFIXES = (".png", ".svg")
 
-_NAMED = 2  # devices of a cell, if it has more than one
+_MOST_NAMES = 2  # of the devices of a cell
 
 
 def plot_cells(
@@ -33,12 +36,12 @@ def plot_cells(
 
     Args:
         model: A `GPipe` that is built.
-        to_file: The file to write, whose name ends with ".png" or ".svg", in a
-            folder that there is.
+        to_file: The file to write, whose name ends with ".png" or ".svg".
 
     Raises:
         ValueError: If the model is no `GPipe` or not built, or the file has
-            another ending or no folder.
+            another ending.
+        OSError: If the file cannot be written.
         ImportError: If matplotlib is not installed.
 
     Example:
@@ -56,118 +59,89 @@ def plot_cells(
             f"{type(model).__name__}. Pass `tfgpipe.GPipe(layers)`, or draw it "
             "by `keras.utils.plot_model`."
         )
-    path = _checked(to_file)
-    built = model.built_for("plot_cells(model)")
+    path = checked_path("to_file", to_file)
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(
+            f"`to_file` must end with {' or '.join(_SUFFIXES)}. Received: "
+            f"to_file={str(to_file)!r}."
+        )
+    model.built_for("plot_cells(model)")
     if not importlib.util.find_spec("matplotlib"):
         raise ImportError(
             "`tfgpipe.plot_cells` needs matplotlib, which is not installed. "
             f"Received: to_file={str(to_file)!r}. Install it with `pip install "
             "matplotlib`; `model.summary()` prints the cells without it."
         )
-    from tfgpipe.monitor import cell_bars, picture
+    picture_of_cells(model).save(path)
 
-    cells = model.cells()
+
+def picture_of_cells(model: Any) -> Picture:
+    """Returns the picture of the cells of a `GPipe` that is built."""
+    from tfgpipe.monitor import drawing  # needs matplotlib
+
+    built, cells = model.built_for("plot_cells(model)"), model.cells()
     total = sum(cell.cost for cell in cells)
+    steps = [step for cell in built.cells for step in cell.steps]
     # Those that cost nothing are all as wide.
     calls = iter(
-        cell_bars.Call(
+        drawing.Call(
             _names(step, built.source.model),
             _kind(step),
-            cost / total if total else 1 / len(built.costs),
+            cost / total if total else 1 / len(steps),
         )
-        for step, cost in zip(
-            (step for cell in built.cells for step in cell.steps), built.costs
-        )
+        for step, cost in zip(steps, built.costs)
     )
-    rows = [
-        cell_bars.Row(
-            _devices(cell.devices),
+    rows = {
+        f"cell {cell.index}\n{_devices(cell.devices)}": (
             [next(calls) for _ in cell.layers],
             _mib(cell.weight_bytes),
         )
         for cell in cells
-    ]
-    title = f"{model.name}: {_count(len(cells), 'cell')}"
-    subtitle = _subtitle(cells, built.costs)
-    picture.save(lambda: cell_bars.figure(rows, title, subtitle), [path])
-
-
-def _checked(to_file: Any) -> pathlib.Path:
-    path = checked_path("to_file", to_file)
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(
-            f"`to_file` must end with {' or '.join(_SUFFIXES)}. Received: "
-            f"to_file={str(to_file)!r}. Call it "
-            f"{str(path.with_suffix('.png'))!r}, say."
-        )
-    if not path.absolute().parent.is_dir() or path.is_dir():
-        raise ValueError(
-            "`to_file` must be a file in a folder that there is. Received: "
-            f"to_file={str(to_file)!r}. Make the folder "
-            f"{str(path.absolute().parent)!r} first, or choose another name."
-        )
-    return path
+    }
+    unit = f" {cells[0].unit}" if cells[0].unit else ""
+    slowest = max(cells, key=lambda cell: cell.cost)
+    subtitle = (
+        f"{len(steps):,} calls, which cost {total:.3g}{unit}; "
+        f"{_mib(sum(cell.weight_bytes for cell in cells))} of weights"
+    )
+    if total and len(cells) > 1:
+        ratio = slowest.cost * len(cells) / total
+        subtitle += f"; cell {slowest.index} costs {ratio:.2f} times the mean"
+    title = f"{model.name}: K = {len(cells)}"
+    return drawing.cells_picture(rows, title, subtitle)
 
 
 def _names(step: Any, model: Any) -> list[str]:
-    """With the layers around it, but for the model, and with ever fewer."""
+    """Returns the layer's name, with ever fewer of the layers around it."""
     around = [layer.name for layer in step.section.around if layer is not model]
     names = ["/".join(around[i:]) for i in range(len(around))]
     return names or [step.layer.name]
 
 
 def _kind(step: Any) -> str:
-    """The class of what is called; a legend leaves out what begins with _."""
+    """Returns the class of what is called; legends leave out a leading _."""
     called = step.section.operation
     return "no call" if called is None else type(called).__name__.lstrip("_")
 
 
-def _devices(names: tuple[str, ...]) -> str:
-    """The devices of a cell, in words: one a replica."""
-    more = len(names) - _NAMED
-    shown = names if more <= 0 else names[:_NAMED]
-    text = ", ".join(map(_short, shown))
-    return f"{text} and {more} more" if more > 0 else text
-
-
-def _short(device: str) -> str:
-    spec = tf.DeviceSpec.from_string(device)
-    name = f"{spec.device_type}:{spec.device_index}"
-    if spec.job in (None, "localhost"):
-        return name
-    return f"{spec.job} {spec.task or 0}, {name}"
-
-
-def _subtitle(cells: list[Any], costs: tuple[float, ...]) -> str:
-    """The numbers that matter most."""
-    total = sum(cell.cost for cell in cells)
-    unit = f" {cells[0].unit}" if cells[0].unit else ""
-    weights = _mib(sum(cell.weight_bytes for cell in cells))
-    text = (
-        f"{_count(len(costs), 'call')}, which cost {total:.3g}{unit}; "
-        f"{weights} of weights"
-    )
-    if not total or len(cells) == 1:
-        return text
-    slowest = max(cells, key=lambda cell: cell.cost)
-    ratio = slowest.cost * len(cells) / total
-    return f"{text}; cell {slowest.index} costs {ratio:.2f} times the mean"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+def _devices(names: Sequence[str]) -> str:
+    """Returns the devices of a cell, one a replica, in words."""
+    texts = []
+    for name in names[:_MOST_NAMES]:
+        spec = tf.DeviceSpec.from_string(name)
+        is_here = spec.job in (None, "localhost")
+        host = "" if is_here else f"{spec.job} {spec.task or 0} "
+        texts.append(f"{host}{spec.device_type}:{spec.device_index}")
+    more = len(names) - _MOST_NAMES
+    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
 def _mib(num_bytes: int) -> str:
-    """A size as a text.
+    """Returns a size as a text.
 
     Example:
 
-    >>> _mib(0), _mib(40), _mib(300_000), _mib(300_000_000)
-    ('0 MiB', '< 0.01 MiB', '0.29 MiB', '286 MiB')
+    >>> _mib(0), _mib(300_000), _mib(300_000_000)
+    ('0 MiB', '0.286 MiB', '286 MiB')
     """
-    size = num_bytes / 2**20
-    if 0 < size < 0.01:
-        return "< 0.01 MiB"
-    digits = 0 if size >= 100 or not size else 1 if size >= 10 else 2
-    return f"{size:,.{digits}f} MiB"
+    return f"{num_bytes / 2**20:.3g} MiB"

@@ -1,5 +1,5 @@
 """Draws when each task of a step runs: `python -m tools.timeline`.
 
-`runs` makes the events of a step. Numbers, letters and pictures are those of
+`runs` makes the events of a step. Numbers and pictures are those of
 `tfgpipe.monitor`.
 """

@@ -9,8 +9,8 @@ Without --params, every cell is one layer that waits instead of computing: as
 long forward as for the gradient of its input and for that of its weight. So any
 number of devices can be shown on any machine.
 
-It prints one letter a time slot, and the bubble beside the ideal one, which is
-the schedule's own if nothing but its tasks takes time. It writes pictures,
+It prints the tasks of each device, and the bubble beside the ideal one, that
+is, if nothing but the tasks takes time. It writes pictures,
 OUTPUT.png and OUTPUT.svg, and OUTPUT.json for chrome://tracing or
 https://ui.perfetto.dev.
 """
@@ -28,8 +28,8 @@ from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.commands.progress import doing
 from tfgpipe.files import write_text
-from tfgpipe.monitor import timeline_text
-from tfgpipe.schedules import REMAT, SCHEDULES
+from tfgpipe.monitor import chrome_trace
+from tfgpipe.schedules import KINDS, REMAT, SCHEDULES
 from tfgpipe.timeline import Event
 from tools.report import (
     Column,
@@ -102,7 +102,7 @@ flags.DEFINE_enum(
     "format",
     "text",
     ["text", "json", "csv"],
-    "How to print the numbers; the letters come with text only.",
+    "How to print the numbers; the tasks come with text only.",
     flag_values=FLAGS,
 )
 
@@ -155,17 +155,14 @@ def _write(
 ) -> list[pathlib.Path]:
     """Writes the files; returns their paths."""
     # not needed, nor installed perhaps, without files
-    from tfgpipe.monitor import gantt
+    from tfgpipe.monitor.drawing import timeline_picture
 
     paths = [pathlib.Path(f"{output}.{end}") for end in ("png", "svg", "json")]
-    caption = gantt.Caption(
-        run.title,
-        _sentence(run, events, ideal),
-        None if run.is_simulated else timeline.length(ideal),
-    )
-    gantt.save(events, caption, paths[:2])
-    about = {"title": run.title, "numbers": caption.subtitle, **environment()}
-    trace = timeline_text.chrome_trace(events, about)
+    numbers = _sentence(run, events, ideal)
+    end = None if run.is_simulated else timeline.length(ideal)
+    timeline_picture(events, run.title, numbers, end).save(*paths[:2])
+    about = {"title": run.title, "numbers": numbers, **environment()}
+    trace = chrome_trace(events, about)
     write_text(paths[2], json.dumps(trace, indent=1))
     return paths
 
@@ -209,7 +206,7 @@ _TASK_COLUMNS = [
 def _print(
     run: Run, events: list[Event], ideal: list[Event], style: str
 ) -> None:
-    """Prints numbers, and letters if the format is text."""
+    """Prints numbers, and tasks if the format is text."""
     report = Report("timeline", style)
     report.add(_step_table(run, events, ideal))
     report.add(_task_table(events))
@@ -217,7 +214,7 @@ def _print(
         report.print()
     if style == "text":
         print(f"\n{run.title}\n{_sentence(run, events, ideal)}\n")
-        print(timeline_text.text(events))
+        print(timeline.program_of(events))
 
 
 def _step_table(run: Run, events: list[Event], ideal: list[Event]) -> Table:
@@ -239,7 +236,7 @@ def _step_table(run: Run, events: list[Event], ideal: list[Event]) -> Table:
 
 def _task_table(events: list[Event]) -> Table:
     rows = []
-    for kind in timeline_text.LETTERS:
+    for kind in (*KINDS, "update"):
         times = [e.end - e.start for e in events if e.task.kind == kind]
         if times:
             values = spread_values("ms", spread(times).times(1000))

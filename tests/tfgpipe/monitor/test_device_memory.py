@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfgpipe.monitor import device_memory, measurements
+from tfgpipe.monitor import device_memory, peak_mib
 from tfgpipe.monitor.device_memory import memory_mib
 
 
@@ -12,24 +12,46 @@ def test_logical_devices_of_a_cpu_share_the_memory_of_the_process():
     assert 10 < found["process_current"] <= found["process_peak"] + 1
 
 
-def test_accelerators_are_asked_one_by_one(monkeypatch):
+def test_accelerators_of_this_process_that_count_are_told(monkeypatch):
     def info(device):
         if device == "TPU:0":
             raise ValueError("not counted")
         return {"current": 2**20 * int(device[-1]), "peak": 2**22}
 
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
+    worker = "/job:worker/replica:0/task:1"
     devices = [
         "/job:localhost/replica:0/task:0/device:GPU:3",
-        "/device:GPU:2",
+        "/device:GPU:3",
         "/device:TPU:0",
+        f"{worker}/device:GPU:1",
     ]
-    assert memory_mib(devices) == {
-        "GPU:3_current": 3.0,
-        "GPU:3_peak": 4.0,
-        "GPU:2_current": 2.0,
-        "GPU:2_peak": 4.0,
-    }
+    used = {"GPU:3_current": 3.0, "GPU:3_peak": 4.0}
+    assert memory_mib(devices) == used
+    # a worker counts its devices
+    monkeypatch.setattr(
+        device_memory, "_local_device", lambda: f"{worker}/device:CPU:0"
+    )
+    assert "GPU:1_peak" in memory_mib(devices)
+
+
+def test_peak_is_that_of_what_runs(monkeypatch):
+    held = {"GPU:0": 7, "GPU:1": 9}  # of what ran before
+
+    def run():
+        held["GPU:0"], held["GPU:1"] = 3, 4
+
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_memory_info",
+        lambda device: {"current": 0, "peak": 2**20 * held[device]},
+    )
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "reset_memory_stats",
+        lambda device: held.update({device: 0}),
+    )
+    assert peak_mib(["GPU:0", "CPU:0", "GPU:1"], run) == [3.0, 4.0]
 
 
 def test_memory_of_workers_is_what_they_report(monkeypatch):
@@ -45,7 +67,7 @@ def test_memory_of_workers_is_what_they_report(monkeypatch):
     device_memory.report(task, {"process_peak": 7.0})
     assert memory_mib([*names, gpu]) == {"worker_1/process_peak": 7.0}
     # the controller of a cluster has a part in it
-    monkeypatch.setattr(measurements, "_own_device", lambda: names[0])
+    monkeypatch.setattr(device_memory, "_local_device", lambda: names[0])
     found = memory_mib([*names, gpu])
     assert set(found) == {
         "process_current",

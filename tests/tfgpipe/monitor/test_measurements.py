@@ -1,4 +1,4 @@
-"""Examples, tokens and FLOPs a second; memory; a step of `fit` with a clock."""
+"""Examples, tokens and FLOPs a second; a step of `fit` with a clock."""
 
 import keras
 import numpy as np
@@ -12,10 +12,8 @@ from tfgpipe import internals
 from tfgpipe.monitor import (
     Rates,
     TimedStep,
-    accelerator_mib,
     flops_of_example,
     measurements,
-    peak_mib,
     tokens_of_example,
 )
 
@@ -101,50 +99,6 @@ def test_flops_of_examples_of_many_lengths_are_not_known():
         assert flops_of_example(model, tf.TensorSpec((None, None))) is None
     spec = keras.KerasTensor((None, 7), "int32")
     assert flops_of_example(model, spec) >= 7 * 2 * 2 * 2
-
-
-def test_only_accelerators_of_this_process_that_count_are_told(monkeypatch):
-    def info(device):
-        if device == "TPU:0":
-            raise ValueError("not counted")
-        return {"current": 2**20 * int(device[-1]), "peak": 2**22}
-
-    monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
-    worker = "/job:worker/replica:0/task:1"
-    devices = [
-        "/job:localhost/replica:0/task:0/device:GPU:3",
-        "/device:GPU:3",
-        "/device:TPU:0",
-        "/device:CPU:0",
-        f"{worker}/device:GPU:1",
-    ]
-    expected = {"GPU:3_current": 3.0, "GPU:3_peak": 4.0}
-    assert accelerator_mib(devices) == expected
-    # a worker counts its own
-    monkeypatch.setattr(
-        measurements, "_own_device", lambda: f"{worker}/device:CPU:0"
-    )
-    assert "GPU:1_peak" in accelerator_mib(devices)
-
-
-def test_peak_is_that_of_what_runs(monkeypatch):
-    held = {"GPU:0": 7, "GPU:1": 9}  # of what ran before
-
-    def run():
-        held["GPU:0"], held["GPU:1"] = 3, 4
-
-    monkeypatch.setattr(
-        tf.config.experimental,
-        "get_memory_info",
-        lambda device: {"current": 0, "peak": 2**20 * held[device]},
-    )
-    monkeypatch.setattr(
-        tf.config.experimental,
-        "reset_memory_stats",
-        lambda device: held.update({device: 0}),
-    )
-    assert peak_mib(["GPU:0", "CPU:0", "GPU:1"], lambda: None) == [0.0, 0.0]
-    assert peak_mib(["GPU:0", "CPU:0", "GPU:1"], run) == [3.0, 4.0]
 
 
 # ----------------------------------------------------------------- timed steps

@@ -66,13 +66,13 @@ def run(*words):
     return timeline.main(["timeline", *words])
 
 
-def test_simulation_prints_letters_and_writes_three_files(tmp_path, capsys):
+def test_simulation_prints_tasks_and_writes_three_files(tmp_path, capsys):
     output = tmp_path / "new" / "one"
     assert run("--simulate", "--k=2", "--m=3", f"--output={output}") == 0
     out = capsys.readouterr().out
     assert "gpipe: K = 2, M = 3, remat except_last" in out
     assert "cells of 20 ms, simulated: bubble 21.4%" in out
-    assert "device 1  .FFFBBRBBRBB.." in out
+    assert "\ndevice 1 " in out and "# F forward, R recompute" in out
     for end in ("png", "svg", "json"):
         path = output.with_suffix(f".{end}")
         assert path.stat().st_size and str(path) in out

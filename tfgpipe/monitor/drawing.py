@@ -1,0 +1,382 @@
+"""Draws rows of boxes: the tasks of devices, the calls of cells.
+
+Nothing is taken from the machine, neither a display nor fonts nor settings of
+the user, so that equal contents give equal files.
+
+Colours are those of Okabe and Ito, which colour-blind people tell apart.
+
+Reference: [Okabe and Ito, 2008](https://jfly.uni-koeln.de/color/)
+"""
+
+import io
+import math
+import pathlib
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib.style
+from matplotlib import patches
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
+from matplotlib.figure import Figure
+from PIL import Image
+
+from tfgpipe import timeline
+from tfgpipe.files import put_in_place
+from tfgpipe.run import Event
+
+# Inches: of a row, left and right of all, above and below them, a line of text.
+_ROW, _LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 0.44, 1.5, 1.5, 0.68, 0.62, 0.2
+_HEIGHT = 0.84  # of a box, in rows
+_FONT_SIZE = 7.0
+_DIGIT = 0.64  # width of a digit in font sizes; most letters have less
+_LEGEND_COLUMNS = 5
+_SETTINGS = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "svg.fonttype": "path",
+    "svg.hashsalt": "tfgpipe",  # or identifiers are random
+    "text.parse_math": False,  # names are written as they are
+}
+
+# Of a kind of task: in the first cell of a device, and in its last. They also
+# differ as greys.
+TASK_COLORS = {
+    "forward": ("#00558A", "#4A96CB"),
+    "recompute": ("#56B4E9", "#9AD3F3"),
+    "backward": ("#E69F00", "#F5CE78"),
+    "input_gradient": ("#D55E00", "#E88F4E"),
+    "weight_gradient": ("#F0E442", "#F7F09A"),
+    "head": ("#009E73", "#6FCBAE"),
+    "update": ("#000000", "#000000"),
+}
+_KIND_COLORS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#56B4E9",
+    "#CC79A7",
+)
+_OTHER_KINDS, _IDLE = "#999999", "#F3F3F3"
+
+
+class Box(NamedTuple):
+    """A box in a row.
+
+    Attributes:
+        start: Where it begins, in the unit of the axis.
+        width: In the same unit.
+        color: What it is filled with.
+        labels: What may be written in it: the first that fits.
+        name: Identifies it in an SVG file.
+        height: In rows.
+    """
+
+    start: float
+    width: float
+    color: str
+    labels: Sequence[str]
+    name: str
+    height: float = _HEIGHT
+
+
+class Row(NamedTuple):
+    """A row of boxes.
+
+    Attributes:
+        label: What is written left of it.
+        boxes: From left to right.
+        note: What is written right of it.
+    """
+
+    label: str
+    boxes: Sequence[Box]
+    note: str
+
+
+class Picture(NamedTuple):
+    """Rows of boxes on one axis.
+
+    Attributes:
+        rows: From top to bottom.
+        filled: Where the background of the rows ends.
+        length: Where the axis ends.
+        title: What is shown.
+        subtitle: What follows from it, in as many lines as it needs.
+        legend: The meanings of colours.
+        axis: What the axis shows.
+        factor: Of the unit of the boxes, what the numbers of the axis count.
+        mark: A place on the axis and its name, or None.
+        width: Inches of the rows.
+    """
+
+    rows: Sequence[Row]
+    filled: float
+    length: float
+    title: str
+    subtitle: str
+    legend: Mapping[str, str]
+    axis: str
+    factor: float
+    mark: tuple[float, str] | None
+    width: float = 8.8
+
+    def save(self, *paths: pathlib.Path) -> None:
+        """Draws it into files, which end with ".png" or ".svg"."""
+        with matplotlib.style.context(["default", _SETTINGS]):
+            figure = self.figure()
+            for path in paths:
+                with put_in_place(path) as beside:
+                    if path.suffix == ".png":
+                        _save_png(figure, beside)
+                    else:  # a date would make equal pictures differ
+                        figure.savefig(
+                            beside, format="svg", metadata={"Date": None}
+                        )
+
+    def figure(self) -> Figure:
+        """Returns the figure."""
+        columns = int(72 * self.width / (9.5 * _DIGIT))
+        lines = textwrap.wrap(self.subtitle, columns)
+        above = _TOP + _LINE * len(lines)
+        legend_lines = math.ceil(len(self.legend) / _LEGEND_COLUMNS)
+        below = _BOTTOM + _LINE * legend_lines
+        width = _LEFT + self.width + _RIGHT
+        height = above + _ROW * len(self.rows) + below
+        figure = Figure((width, height))
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes(
+            (
+                _LEFT / width,
+                below / height,
+                self.width / width,
+                _ROW * len(self.rows) / height,
+            )
+        )
+        self._draw_axes(axes)
+        for index, row in enumerate(self.rows):
+            self._draw_row(axes, index, row)
+        for index, line in enumerate([self.title, *lines]):
+            figure.text(
+                _LEFT / width,
+                1 - (0.26 + _LINE * index) / height,
+                line,
+                fontsize=9.5 if index else 13,
+                va="center",
+            )
+        figure.legend(
+            handles=[
+                patches.Patch(color=color, label=text)
+                for text, color in self.legend.items()
+            ],
+            loc="lower left",
+            bbox_to_anchor=(_LEFT / width, 0.1 / height),
+            ncols=_LEGEND_COLUMNS,
+            frameon=False,
+            fontsize=9,
+            borderaxespad=0,
+            borderpad=0,
+        )
+        return figure
+
+    def _draw_axes(self, axes: Axes) -> None:
+        axes.set_xlim(0, self.length)
+        axes.set_ylim(len(self.rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(self.rows)), [r.label for r in self.rows])
+        axes.tick_params(labelsize=8)
+        axes.tick_params("y", length=0)
+        axes.spines[["top", "left", "right"]].set_visible(False)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x * self.factor:,.6g}")
+        axes.set_xlabel(self.axis, fontsize=9)
+        if self.mark is not None:
+            place, name = self.mark
+            axes.axvline(place, color="black", lw=1, ls="--", clip_on=False)
+            axes.annotate(
+                name,
+                (place, 1),
+                (2, 3),
+                ("data", "axes fraction"),
+                "offset points",
+                ha="right",
+                fontsize=8,
+            )
+
+    def _draw_row(self, axes: Axes, index: int, row: Row) -> None:
+        background = Box(0, self.filled, _IDLE, (), f"row-{index}")
+        for box in (background, *row.boxes):
+            points = 72 * self.width * box.width / self.length
+            axes.add_patch(
+                patches.Rectangle(
+                    (box.start, index - box.height / 2),
+                    box.width,
+                    box.height,
+                    facecolor=box.color,
+                    edgecolor="white",
+                    linewidth=min(0.6, points / 8),
+                    gid=box.name,
+                )
+            )
+            room = 0.9 * points / (_DIGIT * _FONT_SIZE)
+            fitting = [text for text in box.labels if len(text) <= room]
+            if fitting:
+                axes.text(
+                    box.start + box.width / 2,
+                    index,
+                    fitting[0],
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=_FONT_SIZE,
+                    color=_ink(box.color),
+                )
+        axes.annotate(
+            row.note,
+            (1, index),
+            (6, 0),
+            ("axes fraction", "data"),
+            "offset points",
+            va="center",
+            fontsize=8,
+        )
+
+
+def _save_png(figure: Figure, path: str) -> None:
+    """Writes pixels of 256 colours: a third of the bytes, and as good."""
+    with io.BytesIO() as pixels:
+        figure.savefig(pixels, format="png", dpi=160)
+        image = Image.open(pixels).convert("RGB")
+    few = image.quantize(
+        256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    )
+    few.save(path, "PNG", optimize=True)
+
+
+def _ink(color: str) -> str:
+    """Returns black or white, whichever is easier to read on the colour."""
+    red, green, blue = (part**2.2 for part in to_rgb(color))
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "black" if luminance > 0.18 else "white"
+
+
+# ------------------------------------------------------------ what is drawn
+def timeline_picture(
+    events: Sequence[Event],
+    title: str,
+    subtitle: str = "",
+    ideal: float | None = None,
+    end: float = 0.0,
+) -> Picture:
+    """Shows when each device ran which task.
+
+    Args:
+        events: What ran; at least one.
+        title: What ran, in words.
+        subtitle: What came out.
+        ideal: Seconds that the tasks should take; None for no mark.
+        end: Seconds to which the axis goes at least, so that pictures of
+            different lengths can be compared.
+    """
+    total = max(event.end for event in events)
+    places = timeline.places(events)
+    last = max(places.values())
+    rows = []
+    for device, share in enumerate(timeline.idle_shares(events)):
+        boxes = [
+            Box(
+                start,
+                end_of_task - start,
+                _shade(task.kind, places.get(task.cell, 0), last),
+                () if task.kind == "update" else (str(task.micro_batch),),
+                f"{task.kind}-{task.cell}-{task.micro_batch}",
+                0.5 if task.kind == "recompute" else _HEIGHT,
+            )
+            for task, place, start, end_of_task in events
+            if place == device
+        ]
+        rows.append(Row(f"device {device}", boxes, f"{share:.1%} idle"))
+    kinds = {event.task.kind for event in events}
+    legend: dict[str, str] = {
+        timeline.name(kind): color
+        for kind, (color, _) in TASK_COLORS.items()
+        if kind in kinds
+    }
+    legend["idle"] = _IDLE
+    unit, factor = ("s", 1) if total >= 10 else ("ms", 1000)
+    lighter = "; the first cells of a device are the darkest" if last else ""
+    slots = total / max(timeline.forward_time(events), 0.001 * total)
+    return Picture(
+        rows,
+        total,
+        max(total, ideal or 0.0, end),
+        title,
+        subtitle,
+        legend,
+        f"time ({unit}){lighter}",
+        factor,
+        None if ideal is None else (ideal, "ideal end"),
+        width=min(max(0.11 * slots, 8.8), 18.0),
+    )
+
+
+def _shade(kind: str, place: int, last: int) -> str:
+    """Returns the colour of a task in one of the cells of a device."""
+    shades = LinearSegmentedColormap.from_list(kind, TASK_COLORS[kind])
+    return to_hex(shades(place / last if last else 0.0))
+
+
+class Call(NamedTuple):
+    """A call of a layer, or a part of one that is in several cells.
+
+    Attributes:
+        names: What it may be called, from the longest name to the shortest.
+        kind: Name of the layer's class.
+        share: Of the cost of all calls.
+    """
+
+    names: Sequence[str]
+    kind: str
+    share: float
+
+
+def cells_picture(
+    cells: Mapping[str, tuple[Sequence[Call], str]], title: str, subtitle: str
+) -> Picture:
+    """Shows how a model is cut: boxes of calls, as wide as their costs.
+
+    Args:
+        cells: At least one, by what it is called: its calls, and the size of
+            its weights.
+        title: What is cut.
+        subtitle: What follows from it.
+    """
+    costs: Counter[str] = Counter()
+    for calls, _ in cells.values():
+        for call in calls:
+            costs[call.kind] += call.share  # type: ignore[assignment]
+    kinds = sorted(costs, key=lambda kind: -costs[kind])
+    legend: dict[str, str] = dict(zip(kinds, _KIND_COLORS))
+    rows = []
+    for number, (label, (calls, weights)) in enumerate(cells.items()):
+        boxes, start = [], 0.0
+        for i, call in enumerate(calls):
+            color = legend.get(call.kind, _OTHER_KINDS)
+            name = f"call-{number}-{i}"
+            boxes.append(Box(start, call.share, color, call.names, name))
+            start += call.share
+        rows.append(Row(label, boxes, f"{start:.1%}, {weights}"))
+    if len(legend) < len(kinds):
+        legend["others"] = _OTHER_KINDS
+    longest = max(row.boxes[-1].start + row.boxes[-1].width for row in rows)
+    return Picture(
+        rows,
+        longest,
+        longest,
+        title,
+        subtitle,
+        legend,
+        "share of the cost of all calls (%)",
+        100,
+        (1 / len(rows), "mean") if len(rows) > 1 else None,
+    )
