@@ -109,17 +109,16 @@ class Record:
         advice: str,
     ) -> None:
         """Writes the numbers of an epoch, and draws its step if it has one."""
-        log = self._log
-        if log is not None:
+        if self._log is not None:
             tagged = {f"pipeline/{name}": v for name, v in numbers.items()}
-            log.write(epoch, tagged)
-        if log is not None and events:
-            log.write_text(epoch, "pipeline/advice", advice)
+            self._log.write(epoch, tagged)
+        if self._log is not None and events:
+            self._log.write_text(epoch, "pipeline/advice", advice)
         if self._pictures is not None and events:
             path = self._pictures / f"epoch_{epoch + 1:04}.png"
             save_picture(events, f"Epoch {epoch + 1}", advice, path)
-            if log is not None:
-                log.write_picture(epoch, "pipeline/timeline", path)
+            if self._log is not None:
+                self._log.write_picture(epoch, "pipeline/timeline", path)
 
     def close(self) -> None:
         """Ends the files that were begun."""
