@@ -10,21 +10,20 @@ of beam search, by groups of languages from data-scarce to data-rich.
 
 import sys
 
-import keras
 from absl import flags
 
 from params.pairs import PairSource
 from tfgpipe.commands import command_line
-from tfgpipe.commands.progress import Progress
-from tools.report import Column, Report, Table
+from tfgpipe.commands.command_line import doing
+from tools.report import Column, Report, Table, define_format
 from tools.text import translation_scores as scores
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 from tools.train.trained_run import TrainedRun
 
 FLAGS = command_line.new_flags()
-command_line.define_trained(FLAGS)
-command_line.define_format(FLAGS)
+trained_run.define_trained(FLAGS)
+define_format(FLAGS)
 define_search(FLAGS)
 flags.DEFINE_integer(
     "max_pairs",
@@ -86,7 +85,7 @@ def evaluate(run: TrainedRun) -> dict[str, float]:
     """What the experiment's task says of the test examples.
 
     Args:
-        run: A trained model, whose test batches get a progress bar.
+        run: A trained model.
 
     Returns:
         Numbers by name, see `params.task.Task.results`.
@@ -95,11 +94,8 @@ def evaluate(run: TrainedRun) -> dict[str, float]:
     data = run.source.evaluation(
         experiment.evaluation_batch_size or experiment.batch_size
     )
-    total = int(data.cardinality())
-    with _Bar(total if total >= 0 else None) as bar:
-        logs = run.model.evaluate(
-            data, callbacks=[bar], verbose=0, return_dict=True
-        )
+    with doing("testing"):
+        logs = run.model.evaluate(data, verbose=0, return_dict=True)
     return experiment.task.results(logs, run.source)
 
 
@@ -132,24 +128,6 @@ def _add_scores(
                 scores.language_rows(translated, sizes, to_english),
             )
         )
-
-
-class _Bar(keras.callbacks.Callback):
-    """Shows how many test batches are done, unless there is no terminal."""
-
-    def __init__(self, total: int | None) -> None:
-        super().__init__()
-        self._bar = Progress("testing", total)
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Counts."""
-        self._bar.add(1)
 
 
 if __name__ == "__main__":

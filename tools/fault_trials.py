@@ -22,10 +22,10 @@ from absl import flags
 
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
-from tools.report import Column, Report, Table, progress
+from tools.report import Column, Report, Table, define_format, progress
 
 FLAGS = command_line.new_flags()
-command_line.define_format(FLAGS)
+define_format(FLAGS)
 flags.DEFINE_boolean(
     "quick", False, "Leave out those that take long.", flag_values=FLAGS
 )

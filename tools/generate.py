@@ -16,11 +16,11 @@ from models import sampling
 from params.text import TextSource
 from params.tokenizer import EOS_ID
 from tfgpipe.commands import command_line
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import doing
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
-command_line.define_trained(FLAGS)
+trained_run.define_trained(FLAGS)
 flags.DEFINE_string(
     "prompt",
     "",

@@ -28,12 +28,12 @@ from absl import flags
 
 from params.text import READERS
 from tfgpipe.commands import command_line
-from tfgpipe.commands.progress import doing
-from tools.report import Column, Report, Table
+from tfgpipe.commands.command_line import doing
+from tools.report import Column, Report, Table, define_format
 from tools.text.ngrams import END, NGrams
 
 FLAGS = command_line.new_flags()
-command_line.define_format(FLAGS)
+define_format(FLAGS)
 flags.DEFINE_enum(
     "text", "austen", list(READERS), "What to learn from.", flag_values=FLAGS
 )

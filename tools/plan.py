@@ -18,7 +18,7 @@ import params
 import tfgpipe
 from params import Experiment
 from tfgpipe.commands import command_line
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import doing
 from tfgpipe.plans import Plan
 from tools.sizes.model_size import (
     deferred_layers,

@@ -12,7 +12,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tfgpipe.commands.progress import progress
+from absl import flags
+
+from tfgpipe.commands.command_line import progress
 
 
 class Spread(NamedTuple):
@@ -302,3 +304,14 @@ def alternated(
         for measure, own in pairs if turn % 2 else reversed(pairs):
             own.append(measure())
     return found
+
+
+def define_format(values: flags.FlagValues) -> None:
+    """Defines --format, the style of a `Report`."""
+    flags.DEFINE_enum(
+        "format",
+        "text",
+        ["text", "json", "csv"],
+        "How to print the tables.",
+        flag_values=values,
+    )

@@ -14,12 +14,11 @@ from absl import flags
 
 from params.pairs import PairSource
 from tfgpipe.commands import command_line
-from tfgpipe.commands.progress import Progress
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
-command_line.define_trained(FLAGS)
+trained_run.define_trained(FLAGS)
 flags.DEFINE_string(
     "language",
     None,
@@ -61,15 +60,11 @@ def _print(values: flags.FlagValues) -> None:
     translator = Translator(run, values.beam_size, values.length_penalty)
     is_typed = not values.text and sys.stdin.isatty()
     lines = values.text or (line.rstrip("\n") for line in sys.stdin)
-    # A bar would stand among the translations on a terminal.
-    bar = Progress("lines translated", None, is_typed or sys.stdout.isatty())
     number = 0
     for batch in _batches(lines, 1 if is_typed else values.batch_size):
         for text in _translated(translator, batch, language, number):
             print(text, flush=is_typed)
         number += len(batch)
-        bar.add(len(batch))
-    bar.close()
 
 
 def _language(given: str | None, known: Sequence[str]) -> str:

@@ -25,8 +25,7 @@ from typing import NamedTuple
 from absl import flags
 
 from tfgpipe.commands import command_line
-from tfgpipe.commands.command_line import BadFlags
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import BadFlags, doing
 
 ROOT = pathlib.Path(__file__).parent.parent
 

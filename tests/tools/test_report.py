@@ -6,7 +6,6 @@ import json
 
 import keras
 
-from tools import report as bench_report
 from tools.report import Column, Report, Table, spread
 
 
@@ -55,8 +54,3 @@ def test_csv_is_one_table(capsys):
 def test_spread_of_one_measurement_is_that():
     assert spread([2.0]) == (2.0, 2.0, 2.0)
     assert spread([1.0, 2.0]).times(10) == (15, 12.5, 17.5)
-
-
-def test_no_progress_bar_without_a_terminal(capsys):
-    assert list(bench_report.progress(range(3), "counting")) == [0, 1, 2]
-    assert capsys.readouterr().err == ""

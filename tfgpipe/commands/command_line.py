@@ -1,18 +1,24 @@
-"""What commands have in common: flags, messages, exit codes.
+"""What programs have in common: flags, messages, exit codes, sub-commands.
 
-Each has a set of flags of its own, so that several of them can be imported.
+Each has a set of flags, so that several of them can be imported.
 """
 
+import contextlib
 import copy
+import difflib
+import importlib
+import logging
 import math
 import pathlib
-import re
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TypeVar
 
 from absl import flags
 
-from tfgpipe.commands.progress import speaking
 from tfgpipe.schedules import (
     REMAT,
     SCHEDULES,
@@ -21,37 +27,22 @@ from tfgpipe.schedules import (
     rule_of,
 )
 
+_Item = TypeVar("_Item")
+
+_QUIET = 10.0  # seconds, until it is said what is done; then twice as many
+
 
 class BadFlags(flags.Error):
     """What the flags ask for cannot be done; the message says why."""
 
 
 def new_flags() -> flags.FlagValues:
-    """Flags with --help alone."""
+    """Returns flags with --help alone."""
     values = flags.FlagValues()
     flags.DEFINE_boolean(
         "help", False, "Print this.", short_name="h", flag_values=values
     )
     return values
-
-
-def define_trained(values: flags.FlagValues) -> None:
-    """Defines --train_dir, a run of `tools.train`, and --num_partitions."""
-    flags.DEFINE_string(
-        "train_dir",
-        None,
-        "Folder of a training run: its final.keras is taken, or else its "
-        "checkpoint.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "num_partitions",
-        1,
-        "K, the number of cells, a device each, into which the model is "
-        "loaded. Where there is no accelerator, the CPU is split into as many.",
-        1,
-        flag_values=values,
-    )
 
 
 def define_schedule(values: flags.FlagValues) -> None:
@@ -64,7 +55,7 @@ def define_schedule(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE(
-        _Rule(),
+        _RuleParser(),
         "remat",
         "except_last",
         f"What the backward pass recomputes: one of {', '.join(REMAT)}, or the "
@@ -73,23 +64,12 @@ def define_schedule(values: flags.FlagValues) -> None:
     )
 
 
-class _Rule(flags.ArgumentParser):
+class _RuleParser(flags.ArgumentParser):
     """Parses a rule of `remat`."""
 
     def parse(self, argument: object) -> Rule:
         """Returns the rule."""
         return checked_rule(rule_of(str(argument)))
-
-
-def define_format(values: flags.FlagValues) -> None:
-    """Defines --format, the style of a `tools.report.Report`."""
-    flags.DEFINE_enum(
-        "format",
-        "text",
-        ["text", "json", "csv"],
-        "How to print the tables.",
-        flag_values=values,
-    )
 
 
 def run(
@@ -99,7 +79,7 @@ def run(
     body: Callable[[flags.FlagValues], None],
     argv: Sequence[str],
 ) -> int:
-    """Parses flags and does a command's work, see `progress.speaking`.
+    """Parses flags and does a command's work.
 
     Args:
         name: Of the command, such as "tfgpipe plan".
@@ -117,13 +97,12 @@ def run(
     try:
         rest = values(list(argv))[1:]
         if values.help:
-            print(_help(values, usage))
+            print(f"{usage}\n{values.get_help(include_special_flags=False)}")
             return 0
         if rest:
             raise BadFlags(f"Expected only flags. Received: {rest}.")
         check_finite(values)
-        with speaking(name):
-            body(values)
+        body(values)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
@@ -133,12 +112,63 @@ def run(
     return 0
 
 
-def require(values: flags.FlagValues, *names: str) -> None:
-    """Refuses flags that lack some without which there is nothing to do.
+def run_sub_command(
+    program: str,
+    commands: Mapping[str, str],
+    body: Callable[[str, ModuleType, flags.FlagValues], None],
+    argv: Sequence[str],
+    package: str | None = None,
+) -> int:
+    """Does the work of a sub-command, or lists them all.
 
-    Raises:
-        BadFlags: With those that are not given.
+    Args:
+        program: Its name: that of a script, such as "tfgpipe", or of a package
+            that is run by `python -m`, such as "tools.bench".
+        commands: What each sub-command does, by name.
+        body: Called with a sub-command's name, its module and its parsed flags.
+            Its errors are as for `run`.
+        argv: The program, the sub-command, its flags.
+        package: Where a sub-command is the module of its name, with `FLAGS`,
+            its flags. `None` if the program is that package.
+
+    Returns:
+        The exit code, as of `run`.
     """
+    called = program if package else f"python -m {program}"
+    name = argv[1] if len(argv) > 1 else ""
+    if name in ("--help", "-h", "help"):
+        print(f"Usage: {called} SUB-COMMAND [FLAGS]\n")
+        for command, purpose in commands.items():
+            print(f"  {command:12} {purpose}")
+        print(f"\n{called} SUB-COMMAND --help lists its flags.")
+        return 0
+    if name not in commands:
+        close = difflib.get_close_matches(name, commands, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        print(
+            f"{program}: The first argument must be a sub-command: one of "
+            f"{', '.join(commands)}. Received: {name!r}.{hint}",
+            file=sys.stderr,
+        )
+        return 2
+    module = importlib.import_module(f"{package or program}.{name}")
+    logging.getLogger("tensorflow").addFilter(_is_worth_showing)
+    return run(
+        f"{program} {name}" if package else program,
+        module.FLAGS,
+        f"Usage: {called} {name} [FLAGS]\n\n{module.__doc__ or ''}",
+        lambda values: body(name, module, values),
+        [argv[0], *argv[2:]],
+    )
+
+
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+    """Returns False for the warning that many models are traced."""
+    return "triggered tf.function retracing" not in record.getMessage()
+
+
+def require(values: flags.FlagValues, *names: str) -> None:
+    """Refuses flags that lack some without which there is nothing to do."""
     lacking = [f"--{name}" for name in names if values[name].value is None]
     if lacking:
         raise BadFlags(
@@ -147,7 +177,7 @@ def require(values: flags.FlagValues, *names: str) -> None:
 
 
 def output_path(text: str | None) -> pathlib.Path | None:
-    """The file of --output, which can be written later; None for none.
+    """Returns the file of --output; None for none.
 
     Raises:
         BadFlags: If its folder is missing, before there is work to lose.
@@ -164,22 +194,42 @@ def output_path(text: str | None) -> pathlib.Path | None:
 
 
 def check_finite(values: flags.FlagValues) -> None:
-    """Refuses flags that are no numbers: a bound lets "nan" through.
-
-    Raises:
-        BadFlags: With the first one.
-    """
+    """Refuses flags that are no numbers: a bound lets "nan" through."""
     for name in values:
-        given = values[name].value
-        numbers = given if isinstance(given, list) else [given]
+        value = values[name].value
+        numbers = value if isinstance(value, list) else [value]
         if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
-            raise BadFlags(f"--{name} must be finite. Received: {given}.")
+            raise BadFlags(f"--{name} must be finite. Received: {value}.")
 
 
-def _help(values: flags.FlagValues, usage: str | None) -> str:
-    listed = values.get_help(include_special_flags=False)
-    # Without the lines that name modules; an entry starts with "  -".
-    lines = [line for line in listed.splitlines() if line.startswith("  ")]
-    entries = re.split(r"\n(?=  -)", "\n".join(lines))
-    entries.sort(key=lambda entry: re.sub(r"\W|no", "", entry.split(":")[0]))
-    return "\n".join([usage or "", *entries])
+@contextlib.contextmanager
+def doing(work: str) -> Iterator[None]:
+    """Inside, says on the standard error now and then what is done.
+
+    After ten seconds, after twenty more, and so on. `work` is in words, as
+    "building the model".
+    """
+    start, has_ended = time.monotonic(), threading.Event()
+
+    def speak() -> None:
+        quiet = _QUIET
+        while not has_ended.wait(quiet):
+            seconds = time.monotonic() - start
+            print(f"{work}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            quiet *= 2
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+def progress(items: Iterable[_Item], work: str) -> Iterator[_Item]:
+    """Yields items; says now and then how many are done, see `doing`."""
+    known = list(items)
+    for count, item in enumerate(known):
+        with doing(f"{work}: {count} of {len(known)}"):
+            yield item

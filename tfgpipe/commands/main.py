@@ -12,7 +12,7 @@ from types import ModuleType
 
 from absl import flags
 
-from tfgpipe.commands import subcommands
+from tfgpipe.commands import command_line
 
 COMMANDS = {
     "plan": "chooses cells, micro-batches, schedule and remat for a model",
@@ -25,18 +25,21 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; see `subcommands.run`.
+    """Runs the command line; see `command_line.run_sub_command`.
 
     Args:
         argv: The program and its arguments. `None` for those of this process.
     """
-    argv = sys.argv if argv is None else argv
     codes: list[int] = []
 
     def body(name: str, module: ModuleType, values: flags.FlagValues) -> None:
         codes.append(module.run(values) or 0)
 
-    failed = subcommands.run(
-        "tfgpipe", COMMANDS, body, argv, package="tfgpipe.commands"
+    failed = command_line.run_sub_command(
+        "tfgpipe",
+        COMMANDS,
+        body,
+        sys.argv if argv is None else argv,
+        package="tfgpipe.commands",
     )
     return failed or sum(codes)

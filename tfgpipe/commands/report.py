@@ -1,14 +1,13 @@
 r"""Measures this machine, for a report of a bug or of a new accelerator.
 
     tfgpipe report
-    tfgpipe report --parts=machine
-    tfgpipe report --output=two_gpus
+    tfgpipe report --again
 
-It writes OUTPUT.json and OUTPUT.md, a page to paste: the machine; whether small
+It writes report.json and report.md, a page to paste: the machine; whether small
 models have Keras's numbers, and the same bits in any number of cells; whether
 they generate the same tokens; how fast the devices work beside one of them;
 what they hold beside what a plan says. It takes some minutes. A part that is in
-OUTPUT.json is not measured again: what was interrupted goes on.
+report.json is not measured again: what was interrupted goes on.
 
 All GPUs or TPU cores are used. One alone is cut into four logical devices, as
 the CPU is where there is none: such devices share one processor, so that they
@@ -17,6 +16,7 @@ show whether numbers are right, not how fast several are.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -34,7 +34,7 @@ from absl import flags
 
 import tfgpipe
 from tfgpipe.commands import command_line
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import doing
 from tfgpipe.devices import local
 from tfgpipe.files import write_text
 from tfgpipe.monitor import peak_mib
@@ -49,15 +49,6 @@ PART_MIB = 1792
 K, M = 2, 4
 
 FLAGS = command_line.new_flags()
-flags.DEFINE_string(
-    "output", "report", "Path of both files, without .json.", flag_values=FLAGS
-)
-flags.DEFINE_list(
-    "parts",
-    None,
-    "Which parts, in this order. Default: all.",
-    flag_values=FLAGS,
-)
 flags.DEFINE_boolean(
     "again", False, "Measure parts that there are, too.", flag_values=FLAGS
 )
@@ -65,33 +56,27 @@ flags.DEFINE_boolean(
 
 def run(values: flags.FlagValues) -> int:
     """Measures, writes and prints the page; returns the exit code."""
-    names = values.parts or [*PARTS]
-    for name in names:
-        if name not in PARTS:
-            raise command_line.BadFlags(
-                f"--parts must be of {', '.join(PARTS)}. Received: {name!r}."
-            )
-    path = pathlib.Path(f"{values.output}.json")
-    found: dict[str, Any] = {}
+    path = pathlib.Path("report.json")
+    measured: dict[str, Any] = {}
     if path.exists() and not values.again:
-        found = json.loads(path.read_text("utf-8"))
+        measured = json.loads(path.read_text("utf-8"))
     devices = _devices()
-    for name in names:
-        if name in found and "failed" not in found[name]:
+    for name, part in PARTS.items():
+        if name in measured and "failed" not in measured[name]:
             continue
         with doing(f"measuring {name}"):
-            found[name] = _measured(PARTS[name], devices)
-        write_text(path, json.dumps(found, indent=1, default=str) + "\n")
-    text = page(found)
+            measured[name] = _measured(part, devices)
+        write_text(path, json.dumps(measured, indent=1, default=str) + "\n")
+    text = page(measured)
     write_text(path.with_suffix(".md"), text)
     print(text)
-    return 1 if any("failed" in part for part in found.values()) else 0
+    return 1 if any("failed" in part for part in measured.values()) else 0
 
 
-def page(found: dict[str, Any]) -> str:
-    """The report as Markdown: a table for each part."""
+def page(measured: dict[str, Any]) -> str:
+    """Returns the report as Markdown: a table for each part."""
     lines = [f"# tfgpipe {VERSION} on this machine"]
-    for name, rows in found.items():
+    for name, rows in measured.items():
         lines += ["", f"## {name.capitalize()}", "", "| | |", "| --- | --- |"]
         lines += [f"| {key} | {_cell(value)} |" for key, value in rows.items()]
     return "\n".join(lines) + "\n"
@@ -112,58 +97,53 @@ def _measured(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of models that are this small
-            found = part(devices)
+            rows = part(devices)
     except Exception as error:  # the page says it, and the others go on
-        found = {"failed": f"{type(error).__name__}: {error}"}
+        rows = {"failed": f"{type(error).__name__}: {error}"}
     keras.backend.clear_session()
-    return {**found, "seconds": round(time.monotonic() - started, 1)}
+    return {**rows, "seconds": round(time.monotonic() - started, 1)}
 
 
 def _devices() -> list[str]:
-    """The devices of the cells; what is alone is cut into parts."""
-    count = local.num_accelerators()
-    if not count:
+    """Returns the devices of the cells; one alone is cut into parts."""
+    kind = next(
+        (k for k in ("GPU", "TPU") if tf.config.list_physical_devices(k)), "CPU"
+    )
+    if kind == "CPU":
         local.split_cpu(NUM_PARTS)
-        return [d.name for d in tf.config.list_logical_devices("CPU")]
-    gpus = tf.config.list_physical_devices("GPU")
-    if count == 1 and gpus:
+    elif kind == "GPU" and len(tf.config.list_physical_devices(kind)) == 1:
         local.split_gpu(NUM_PARTS, PART_MIB)
-    kind = "GPU" if gpus else "TPU"
     return [device.name for device in tf.config.list_logical_devices(kind)]
 
 
 # ------------------------------------------------------------------ the parts
 def _machine(devices: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    build = tf.sysconfig.get_build_info()
+    rows: dict[str, Any] = {
         "tfgpipe": VERSION,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-    }
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    build = tf.sysconfig.get_build_info()
-    found |= {
         "Python": platform.python_version(),
         "system": platform.platform(),
         "processors": os.cpu_count(),
         "CUDA, cuDNN": [build.get(f"{n}_version") for n in ("cuda", "cudnn")],
         "devices": devices,
     }
-    for kind in ("GPU", "TPU"):
-        for one in tf.config.list_physical_devices(kind):
-            details = tf.config.experimental.get_device_details(one)
-            found[one.name] = ", ".join(map(str, details.values()))
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            rows[name] = importlib.metadata.version(name)
+    for device in tf.config.list_physical_devices():
+        if device.device_type in ("GPU", "TPU"):
+            details = tf.config.experimental.get_device_details(device)
+            rows[device.name] = ", ".join(map(str, details.values()))
     for name, value in sorted(os.environ.items()):
         if name.startswith(VARIABLES) and "KEY" not in name:
-            found[name] = value
-    return found
+            rows[name] = value
+    return rows
 
 
-def _layers() -> list[Any]:
-    layers: list[Any] = [keras.Input((32,))]
+def _layers() -> list[keras.Layer | keras.KerasTensor]:
+    layers = [keras.Input((32,))]
     for _ in range(2):
         layers += [
             keras.layers.Dense(32, "gelu"),
@@ -183,22 +163,19 @@ def _rows(shape: tuple[int, ...], num_rows: int = 24) -> np.ndarray:
     return drawn.astype("float32")
 
 
-def _trained(model: keras.Model) -> list[np.ndarray]:
-    """The weights after three mini-batches."""
-    model.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False
-    )
-    x, y = _rows((32,)), _rows((3,))
-    model.fit(x, y, 24, epochs=3, shuffle=False, verbose=0)
-    return [np.array(weight) for weight in model.get_weights()]
-
-
-def _pipeline(
-    devices: list[str], k: int, m: int, **arguments: Any
+def _trained(
+    make: Callable[[], keras.Model], device: str | None = None
 ) -> list[np.ndarray]:
+    """Returns the weights after three mini-batches."""
     keras.utils.set_random_seed(0)
-    model = tfgpipe.GPipe(_layers(), k, m, devices=devices, **arguments)
-    return _trained(model)
+    with tf.device(device):
+        model = make()
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False
+        )
+        x, y = _rows((32,)), _rows((3,))
+        model.fit(x, y, 24, epochs=3, shuffle=False, verbose=0)
+    return [np.array(weight) for weight in model.get_weights()]
 
 
 def _furthest(a: list[np.ndarray], b: list[np.ndarray]) -> float:
@@ -206,34 +183,36 @@ def _furthest(a: list[np.ndarray], b: list[np.ndarray]) -> float:
 
 
 def _numbers(devices: list[str]) -> dict[str, Any]:
-    """Bits over K, schedules and remat; and how far Keras's weights are."""
+    """Compares bits over K, schedules and remat; and weights with Keras's."""
     tf.config.experimental.enable_op_determinism()
-    keras.utils.set_random_seed(0)
-    with tf.device(devices[0]):
-        expected = _trained(keras.Sequential(_layers()))
-    found: dict[str, Any] = {}
-    alone = _pipeline(devices[:1], 1, 1)
-    found["furthest weight from Keras's, K = M = 1"] = _furthest(
-        alone, expected
-    )
+
+    def weights_of(num_devices: int, chunks: int, m: int, **kwargs: Any) -> Any:
+        k, used = num_devices * chunks, devices[:num_devices]
+        return _trained(
+            lambda: tfgpipe.GPipe(_layers(), k, m, devices=used, **kwargs)
+        )
+
+    expected = _trained(lambda: keras.Sequential(_layers()), devices[0])
+    rows: dict[str, Any] = {
+        "furthest weight from Keras's, K = M = 1": _furthest(
+            weights_of(1, 1, 1), expected
+        )
+    }
     cases = [("gpipe", remat) for remat in REMAT]
     cases += [(name, "except_last") for name in SCHEDULES if name != "gpipe"]
     for name, remat in cases:
-        chunks = CHUNKS[name] or 1
-        one, other = (
-            _pipeline(
-                devices[:count], count * chunks, M, schedule=name, remat=remat
-            )
+        one, several = (
+            weights_of(count, CHUNKS[name] or 1, M, schedule=name, remat=remat)
             for count in (1, K)
         )
-        furthest = _furthest(other, one)
+        furthest = _furthest(several, one)
         same = "the bits of one" if not furthest else f"{furthest:.2g} off"
-        found[f"{name}, remat={remat}, {K} devices"] = same
-    return found
+        rows[f"{name}, remat={remat}, {K} devices"] = same
+    return rows
 
 
 def _checks(devices: list[str]) -> dict[str, Any]:
-    """`tfgpipe.check` on three kinds of models."""
+    """Runs `tfgpipe.check` on three kinds of models."""
     words = keras.Input((16,), dtype="int32")
     x = keras.layers.Embedding(50, 32)(words)
     for _ in range(3):
@@ -254,76 +233,67 @@ def _checks(devices: list[str]) -> dict[str, Any]:
         "images": (images, _rows((16, 16, 3)), _rows((3,))),
         "attention": (attention, ids, _rows((16, 50))),
     }
-    found = {}
+    rows = {}
     for name, (model, x, y) in cases.items():
         pipeline: Any = tfgpipe.GPipe(model, K, M, devices=devices[:K])
         pipeline.compile("adam", "mse")
         report = tfgpipe.check(pipeline, x, y)
-        found[name] = "as plain Keras" if report.is_exact else str(report)
-    return found
+        rows[name] = "as plain Keras" if report.is_exact else str(report)
+    return rows
 
 
 def _generation(devices: list[str]) -> dict[str, Any]:
-    """Tokens of a small GPT-2 on several devices, beside those of one."""
+    """Compares tokens of a small GPT-2 on several devices with one's."""
     try:
         from keras_hub import models
     except ImportError:
         return {"not measured": "KerasHub is not installed"}
-    backbone = models.GPT2Backbone(
-        vocabulary_size=50,
-        num_layers=4,
-        num_heads=2,
-        hidden_dim=32,
-        intermediate_dim=64,
-        max_sequence_length=16,
-    )
+    backbone = models.GPT2Backbone(50, 4, 2, 32, 64, max_sequence_length=16)
     task = models.GPT2CausalLM(backbone, preprocessor=None)
     task.compile(sampler="greedy")
     ids = np.random.default_rng(0).integers(1, 50, (4, 16))
-    prompt = np.tile(np.arange(16) < 6, (4, 1))
-    given = {"token_ids": ids * prompt, "padding_mask": prompt}
+    mask = np.tile(np.arange(16) < 6, (4, 1))
+    prompts = {"token_ids": ids * mask, "padding_mask": mask}
     with tf.device(devices[0]):
-        expected = task.generate(given, stop_token_ids=None)
+        expected = task.generate(prompts, stop_token_ids=None)
     pipeline = tfgpipe.GPipe(task, K, 2, devices=devices[:K])
-    made = pipeline.generate(given, stop_token_ids=None)
-    pairs = zip(np.array(made["token_ids"]), np.array(expected["token_ids"]))
+    texts = pipeline.generate(prompts, stop_token_ids=None)
+    pairs = zip(np.array(texts["token_ids"]), np.array(expected["token_ids"]))
     same = sum(np.array_equal(a, b) for a, b in pairs)
     return {"prompts with the tokens of one device": f"{same} of 4"}
 
 
-def _seconds(model: Any, x: Any, y: Any) -> float:
-    """Those of a step: how much longer a `fit` with more of them takes."""
-    model.compile("sgd", "mse", jit_compile=False)
-    batches = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
-
-    def fit(steps: int) -> float:
-        started = time.monotonic()
-        model.fit(batches.take(steps), shuffle=False, verbose=0)
-        return time.monotonic() - started
-
-    fit(2)
-    few, many = (min(fit(steps) for _ in range(3)) for steps in (1, 11))
-    return (many - few) / 10
-
-
 def _speed(devices: list[str]) -> dict[str, Any]:
-    """A step on all devices, and on one, of the same layers."""
+    """Times a step on all devices, and on one, of the same layers."""
     count = len(devices)
     units = 256 if "CPU" in devices[0] else 4096
-    x, y = _rows((units,), 256), _rows((units,), 256)
-    found: dict[str, Any] = {"rows, units, layers": [256, units, 2 * count]}
+    data = tf.data.Dataset.from_tensors(
+        (_rows((units,), 256), _rows((units,), 256))
+    )
+    rows: dict[str, Any] = {"rows, units, layers": [256, units, 2 * count]}
+    seconds = []
     for k in (1, count):
         layers = _equal_layers(units, 2 * count)
-        model = tfgpipe.GPipe(layers, k, 16, devices=devices[:k])
-        found[f"seconds of a step, K = {k}, M = 16"] = _seconds(model, x, y)
-    one, all_ = [*found.values()][1:]
-    found["times as fast"] = one / all_
-    found["at most, by the schedule"] = count * 16 / (16 + count - 1)
-    return found
+        model: Any = tfgpipe.GPipe(layers, k, 16, devices=devices[:k])
+        model.compile("sgd", "mse", jit_compile=False)
+
+        def fit(steps: int, model: Any = model) -> float:
+            batches = data.cache().repeat(steps)
+            started = time.monotonic()
+            model.fit(batches, shuffle=False, verbose=0)
+            return time.monotonic() - started
+
+        fit(2)
+        few, many = (min(fit(n) for _ in range(3)) for n in (1, 11))
+        seconds.append((many - few) / 10)
+        rows[f"seconds of a step, K = {k}, M = 16"] = seconds[-1]
+    rows["times as fast"] = seconds[0] / seconds[1]
+    rows["at most, by the schedule"] = count * 16 / (16 + count - 1)
+    return rows
 
 
 def _memory(devices: list[str]) -> dict[str, Any]:
-    """The most that devices held in a step, beside what is planned."""
+    """Compares the most that devices held in a step with the plan."""
     units, k = 4096, len(devices)
     layers = _equal_layers(units, 2 * k)
     held: Any = "not measured: TensorFlow counts the bytes of GPUs alone"
@@ -332,16 +302,13 @@ def _memory(devices: list[str]) -> dict[str, Any]:
         model.compile("adam", "mse")
         x = y = _rows((units,), 256)
         held = peak_mib(devices, lambda: model.fit(x, y, 256, verbose=0))
+    setting = {
+        "num_partitions": k,
+        "num_micro_batches": M,
+        "devices": devices,
+    }
     planned = tfgpipe.plan(
-        layers,
-        256,
-        machine="v100",
-        optimizer="adam",
-        setting={
-            "num_partitions": k,
-            "num_micro_batches": M,
-            "devices": devices,
-        },
+        layers, 256, machine="v100", optimizer="adam", setting=setting
     )
     expected = [size / 2**20 for size in planned.device_bytes]
     return {"MiB that devices held": held, "MiB by the plan": expected}

@@ -26,7 +26,6 @@ import sys
 from absl import flags
 
 from tfgpipe.commands import command_line
-from tfgpipe.commands.progress import doing
 from tfgpipe.hosts import secret, worker
 
 FLAGS = command_line.new_flags()
@@ -71,23 +70,22 @@ flags.DEFINE_string(
 def run(values: flags.FlagValues) -> None:
     """Serves one controller, and then begins again."""
     _check_bind(values.bind, values.allow_any_host)
-    one = worker.start(
+    server = worker.start(
         values.port,
         values.num_virtual_devices,
         secret.read(values.secret_file),
         values.bind,
         not values.allow_any_host,
     )
-    print(f"tfgpipe worker: ready on port {one.port}", flush=True)
-    with doing(""):  # it waits
-        code = one.serve()
+    print(f"tfgpipe worker: ready on port {server.port}", flush=True)
+    code = server.serve()
     how = "is gone" if code is None else f"has ended with exit code {code}"
     print(
-        f"tfgpipe worker: The controller, {one.controller}, {how}. "
+        f"tfgpipe worker: The controller, {server.controller}, {how}. "
         "Waiting for the next.",
         flush=True,
     )
-    _start_again(one.port)
+    _start_again(server.port)
 
 
 def _check_bind(bind: str, allow_any_host: bool) -> None:
@@ -95,10 +93,11 @@ def _check_bind(bind: str, allow_any_host: bool) -> None:
     if allow_any_host:
         return
     try:
-        found = socket.getaddrinfo(bind.strip("*") or "0.0.0.0", None)
+        known = socket.getaddrinfo(bind.strip("*") or "0.0.0.0", None)
     except OSError:
         return  # is told when it is to be used
-    if any(ipaddress.ip_address(f[4][0]).is_unspecified for f in found):
+    addresses = (ipaddress.ip_address(entry[4][0]) for entry in known)
+    if any(address.is_unspecified for address in addresses):
         raise ValueError(
             "--bind must be one address of this host. Received: "
             f"--bind={bind!r}, which is all of them. Give that of the network "

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from absl import flags
 
-from tfgpipe.commands import subcommands
+from tfgpipe.commands import command_line
 from tools.report import Report
 
 COMMANDS = {
@@ -35,8 +35,8 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line; see `subcommands.run`."""
-    return subcommands.run("tools.bench", COMMANDS, _measure, argv)
+    """Runs the command line; see `command_line.run_sub_command`."""
+    return command_line.run_sub_command("tools.bench", COMMANDS, _measure, argv)
 
 
 def _measure(name: str, module: ModuleType, values: flags.FlagValues) -> None:

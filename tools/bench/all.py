@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from tfgpipe.commands import command_line
-from tools.report import Column, Report, Table, progress
+from tools.report import Column, Report, Table, define_format, progress
 
 
 class Goal(NamedTuple):
@@ -302,7 +302,7 @@ _COLUMNS = [
     Column("met", ""),
 ]
 FLAGS = command_line.new_flags()
-command_line.define_format(FLAGS)
+define_format(FLAGS)
 flags.DEFINE_boolean("quick", False, "Measure few settings.", flag_values=FLAGS)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from absl import flags
 
 from tfgpipe.commands import command_line
+from tools.report import define_format
 
 
 def new_flags(rounds: int) -> flags.FlagValues:
@@ -18,7 +19,7 @@ def new_flags(rounds: int) -> flags.FlagValues:
         rounds: Default of --rounds.
     """
     values = command_line.new_flags()
-    command_line.define_format(values)
+    define_format(values)
     flags.DEFINE_integer(
         "rounds",
         rounds,

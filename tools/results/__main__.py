@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from tfgpipe.commands import subcommands
+from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.files import write_text
 from tools.report import Report, environment
@@ -40,7 +40,7 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line; see `subcommands.run`.
+    """Runs the command line; see `command_line.run_sub_command`.
 
     After Ctrl-C the same command goes on.
     """
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         output = _output(values)
         _show(name, module.run(values), values, output, argv)
 
-    return subcommands.run("tools.results", COMMANDS, body, argv)
+    return command_line.run_sub_command("tools.results", COMMANDS, body, argv)
 
 
 def _output(values: flags.FlagValues) -> pathlib.Path:

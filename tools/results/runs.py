@@ -22,6 +22,7 @@ from params import Experiment
 from tfgpipe.commands import command_line
 from tfgpipe.devices import local
 from tfgpipe.files import write_text
+from tools.report import define_format
 from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
 from tools.text.translator import Translator, define_search
@@ -74,7 +75,7 @@ class Finished(NamedTuple):
 def new_flags() -> flags.FlagValues:
     """The flags that every row of the results has."""
     values = command_line.new_flags()
-    command_line.define_format(values)
+    define_format(values)
     flags.DEFINE_string(
         "runs_dir",
         "runs",

@@ -11,7 +11,7 @@ import keras
 
 from params import Experiment
 from tfgpipe import internals
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import doing
 from tfgpipe.costs import LayerSize, Placed, num_params
 from tfgpipe.plans import Machine, Prediction, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model

@@ -25,8 +25,7 @@ from absl import flags
 
 from tfgpipe import timeline
 from tfgpipe.commands import command_line
-from tfgpipe.commands.command_line import BadFlags
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import BadFlags, doing
 from tfgpipe.files import write_text
 from tfgpipe.monitor import chrome_trace
 from tfgpipe.schedules import KINDS, REMAT, SCHEDULES

@@ -24,11 +24,9 @@ if __name__ == "__main__":
     # These import TensorFlow, which takes long.
     from absl import app, flags
 
-    from tfgpipe.commands.progress import speaking
     from tools.train import command
     from tools.train import flags as train_flags
 
     flags.adopt_module_key_flags(train_flags)
     ends.has_imported()
-    with speaking("tools.train"):
-        app.run(command.program, flags_parser=command.parsed)
+    app.run(command.program, flags_parser=command.parsed)

@@ -14,8 +14,7 @@ from absl import flags, logging
 import params
 from params import Experiment
 from tfgpipe.callbacks import PipelineMonitor
-from tfgpipe.commands.command_line import BadFlags, check_finite
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import BadFlags, check_finite, doing
 from tfgpipe.hosts import addresses, secret, worker
 from tfgpipe.hosts.controller import Cluster
 from tfgpipe.model import print_cells
@@ -84,15 +83,14 @@ def _main(argv: list[str]) -> int:
         found = addresses.given(FLAGS.workers)
         num_devices = placement.split_cpu(experiment, found)
         if found is not None and found.own not in (None, found.controller):
-            with doing(""):  # it waits
-                return worker.serve_once(
-                    "tools.train",
-                    found,
-                    num_devices,
-                    FLAGS.connect_timeout,
-                    secret.read(FLAGS.secret_file),
-                    not FLAGS.allow_any_host,
-                )
+            return worker.serve_once(
+                "tools.train",
+                found,
+                num_devices,
+                FLAGS.connect_timeout,
+                secret.read(FLAGS.secret_file),
+                not FLAGS.allow_any_host,
+            )
         if found is None:
             placement.check_memory(experiment)
         cluster = _connect(experiment, found)

@@ -5,11 +5,13 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+from absl import flags
+
 import params
 import tfgpipe
 from params import Experiment
 from params.source import Source
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import doing
 from tfgpipe.devices import local
 from tools.train.trainer import checkpoints_of, make_ready
 
@@ -167,3 +169,22 @@ def _value(base: Any, saved: Any) -> Any:
     if dataclasses.is_dataclass(base):
         return _restored(base, saved)
     return tuple(saved) if isinstance(saved, list) else saved
+
+
+def define_trained(values: flags.FlagValues) -> None:
+    """Defines --train_dir, a run of `tools.train`, and --num_partitions."""
+    flags.DEFINE_string(
+        "train_dir",
+        None,
+        "Folder of a training run: its final.keras is taken, or else its "
+        "checkpoint.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "num_partitions",
+        1,
+        "K, the number of cells, a device each, into which the model is "
+        "loaded. Where there is no accelerator, the CPU is split into as many.",
+        1,
+        flag_values=values,
+    )

@@ -13,7 +13,7 @@ from params import Experiment
 from params.source import Source
 from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
 from tfgpipe.checkpoints import Restored
-from tfgpipe.commands.progress import doing
+from tfgpipe.commands.command_line import doing
 from tfgpipe.exactness import Report
 from tfgpipe.model.saving import spec_config
 from tools.train import run_record

@@ -1,15 +1,19 @@
-"""What commands do with flags, errors and Ctrl-C."""
+"""Flags, errors, Ctrl-C, sub-commands, and words in a long silence."""
 
+import importlib
+import threading
 import time
 
 import pytest
 from absl import flags
 
-from tfgpipe.commands import command_line, progress
+from tfgpipe.commands import command_line
+from tfgpipe.commands import main as tfgpipe_main
+from tools.bench import __main__ as bench
+from tools.results import __main__ as results
 
 FLAGS = command_line.new_flags()
-command_line.define_trained(FLAGS)
-command_line.define_format(FLAGS)
+command_line.define_schedule(FLAGS)
 flags.DEFINE_float("seconds", 1.0, "How long.", 0.0, flag_values=FLAGS)
 
 
@@ -21,25 +25,18 @@ def run(*words, body=lambda values: None):
 
 def test_flags_reach_the_work_and_can_be_parsed_again():
     seen = []
-    for folder in ("a", "b"):
+    for rule in ("always", "0.4"):
         assert not run(
-            f"--train_dir={folder}",
-            body=lambda values: seen.append(values.train_dir),
+            f"--remat={rule}", body=lambda values: seen.append(values.remat)
         )
-    assert seen == ["a", "b"]
-
-
-def test_program_in_long_silence_says_what_it_does(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_QUIET", 0.1)
-    assert run(body=lambda values: time.sleep(0.15)) == 0
-    assert capsys.readouterr().err == "tools.x: at work, 0 s\n"
+    assert seen == ["always", 0.4]
 
 
 def test_help_lists_the_flags(capsys):
     assert run("--help") == 0
     shown = capsys.readouterr().out
     assert shown.startswith("What x does.")
-    assert "--train_dir:" in shown and "--format:" in shown
+    assert "--schedule:" in shown and "--seconds:" in shown
 
 
 @pytest.mark.parametrize(
@@ -47,8 +44,8 @@ def test_help_lists_the_flags(capsys):
     [
         ("--seconds=nan", "--seconds must be finite. Received: nan"),
         ("--seconds=inf", "--seconds must be finite. Received: inf"),
-        ("--format=xml", "should be one of <text|json|csv>"),
-        ("--train_di=x", "Did you mean: train_dir"),
+        ("--schedule=x", "should be one of <gpipe|"),
+        ("--schedul=x", "Did you mean: schedule"),
         ("x", "only flags. Received: ['x']"),
     ],
 )
@@ -85,3 +82,49 @@ def test_mistakes_of_the_program_are_not_hidden():
 
     with pytest.raises(AttributeError):
         run(body=body)
+
+
+# ------------------------------------------------------------- sub-commands
+PROGRAMS = {
+    "tfgpipe": (tfgpipe_main, "tfgpipe", "tfgpipe.commands"),
+    "tools.bench": (bench, "python -m tools.bench", "tools.bench"),
+    "tools.results": (results, "python -m tools.results", "tools.results"),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_lists_the_commands_and_their_flags(program, capsys):
+    module, called, package = PROGRAMS[program]
+    assert module.main([program, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, purpose in module.COMMANDS.items():
+        assert name in shown and purpose in shown
+    for name in module.COMMANDS:
+        assert module.main([program, name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        command = importlib.import_module(f"{package}.{name}")
+        assert command.__doc__ in shown
+        assert f"Usage: {called} {name} [FLAGS]" in shown
+        for flag in {*command.FLAGS} - {"h", "help"}:
+            assert f"{flag}:" in shown
+
+
+# ------------------------------------------------- words in a long silence
+def test_what_takes_long_is_said_and_again_after_twice_as_long(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(command_line, "_QUIET", 0.1)
+    before = threading.active_count()
+    with command_line.doing("counting"):
+        time.sleep(1.0)  # at 0.1, 0.3 and 0.7 s, or somewhat later
+    assert threading.active_count() == before
+    said = capsys.readouterr().err.splitlines()
+    assert 2 <= len(said) <= 3 and {*said} <= {"counting, 0 s", "counting, 1 s"}
+
+
+def test_progress_says_how_many_are_done(monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "_QUIET", 0.1)
+    for letter in command_line.progress("abc", "letters"):
+        if letter == "b":
+            time.sleep(0.15)
+    assert "letters: 1 of 3, 0 s\n" in capsys.readouterr().err

@@ -83,17 +83,6 @@ def test_plan_is_that_of_the_library_and_makes_the_model(capsys):
     assert names["model"].num_partitions == expected.best.setting.num_partitions
 
 
-def test_plan_of_replicas_makes_them(capsys):
-    flags = "--batch_size=64", "--num_devices=2", "--machine=v100"
-    assert run("plan", MODEL, *flags, "--num_replicas=2") == 0
-    _, call = capsys.readouterr().out.split("\n\n")
-    assert call.startswith("with tfgpipe.PipelineStrategy(2, 1).scope():\n")
-    layers = [keras.Input((8,)), *[keras.layers.Dense(8) for _ in range(4)]]
-    names = {"tfgpipe": tfgpipe, "layers": layers}
-    exec(call, names)
-    assert names["model"].num_replicas == 2
-
-
 def test_plan_that_cannot_be_made_is_told(capsys):
     assert run("plan", MODEL, "--batch_size=8", "--machine=abacus") == 2
     assert "`machine` must be one of" in capsys.readouterr().err
@@ -105,26 +94,19 @@ def test_plan_that_cannot_be_made_is_told(capsys):
 # -------------------------------------------------------------------- profile
 def test_profile_is_written_and_planned_with(tmp_path, capsys):
     path = tmp_path / "profile.json"
-    flags = "--batch_size=8", "--num_micro_batches=1,3", "--seconds=0.1"
+    flags = "--batch_size=8", "--seconds=0.1"
     assert run("profile", MODEL, *flags, f"--output={path}") == 0
     assert f"Wrote {path}." in capsys.readouterr().out
-    assert Profile.load(path).rows == (3, 8)
+    assert Profile.load(path).rows[-1] == 8
     flags = "--batch_size=8", "--num_devices=2", f"--profile={path}"
     assert run("plan", MODEL, *flags) == 0
     assert "seconds as measured" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--num_micro_batches=9", "must be numbers from 1 to --batch_size"),
-        ("--num_micro_batches=a", "must be numbers from 1 to --batch_size"),
-        ("--output=no/such/folder.json", "in a folder that there is"),
-    ],
-)
-def test_profile_is_refused_before_it_is_measured(flag, message, capsys):
-    assert run("profile", MODEL, "--batch_size=8", flag) == 2
-    assert message in capsys.readouterr().err
+def test_profile_is_refused_before_it_is_measured(capsys):
+    flags = "--batch_size=8", "--output=no/such/folder.json"
+    assert run("profile", MODEL, *flags) == 2
+    assert "in a folder that there is" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- check
@@ -134,9 +116,9 @@ SMALL = "--num_partitions=2", "--num_micro_batches=2"
 @pytest.mark.parametrize("name", ["make_model", "two_outputs"])
 def test_check_of_exact_models_returns_0(name, capsys):
     model = f"--model=models_of_main.py:{name}"
-    assert run("check", model, *SMALL, "--batch_size=5") == 0
+    assert run("check", model, *SMALL) == 0
     out = capsys.readouterr().out
-    assert "5 rows in 2 micro-batches" in out and "\nExact: " in out
+    assert "4 rows in 2 micro-batches" in out and "\nExact: " in out
 
 
 @pytest.mark.filterwarnings("ignore:.*mix:UserWarning")
@@ -174,11 +156,6 @@ def test_timeline_is_drawn_and_written_as_a_trace(tmp_path, capsys):
             ["--schedule=zero_bubble_v", "--num_partitions=3"],
             "must be 2 times the number of devices",
         ),
-        (["--num_devices=3"], "must be the number of devices under"),
-        (
-            ["--schedule=interleaved", "--num_devices=3"],
-            "must be a multiple of the number of devices",
-        ),
         (["--schedule=x"], "should be one of"),
     ],
 )
@@ -195,10 +172,10 @@ def test_report_has_a_page_and_goes_on(tmp_path, capsys, monkeypatch):
     parts = {
         "machine": report.PARTS["machine"],
         "speed": lambda devices: 1 / 0,
-        "memory": lambda devices: {"MiB": [1.25, 2.0], "odd": "a|b"},
+        "odd": lambda devices: {"MiB": [1.25, 2.0], "odd": "a|b"},
     }
     monkeypatch.setattr(report, "PARTS", parts)
-    assert main(["tfgpipe", "report", "--parts=machine,speed"]) == 1
+    assert main(["tfgpipe", "report"]) == 1
     printed = capsys.readouterr().out
     assert f"| tfgpipe | {tfgpipe.__version__} |" in printed
     assert "| failed | ZeroDivisionError: division by zero |" in printed
@@ -211,11 +188,6 @@ def test_report_has_a_page_and_goes_on(tmp_path, capsys, monkeypatch):
     assert found["machine"] == first["machine"]
     assert found["speed"]["times as fast"] == 1.5
     assert "| odd | a\\|b |" in capsys.readouterr().out
-
-
-def test_report_has_known_parts(capsys):
-    assert main(["tfgpipe", "report", "--parts=machine,spead"]) == 2
-    assert "Received: 'spead'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_table_has_goals_numbers_and_what_failed(monkeypatch, capsys):
 @pytest.mark.parametrize("run", every.RUNS, ids=lambda run: run.command)
 def test_flags_are_known_and_what_was_reported_is_in_the_docs(run):
     words = f"{run.part} {run.quick}".split()
-    module = bench.subcommands.importlib.import_module(
+    module = bench.command_line.importlib.import_module(
         f"tools.bench.{run.command}"
     )
     known = set(module.FLAGS)
