@@ -21,7 +21,6 @@ from tfgpipe.cells import ModelCall
 from tfgpipe.graphs import gradient_sums, same_graph
 from tfgpipe.loss import WholeMiniBatchLoss
 from tfgpipe.loss.objective import Penalty
-from tfgpipe.run import update
 from tfgpipe.sequence import source, steps
 from tfgpipe.state import flow, rules
 from tfgpipe.state import scope as state_scope
@@ -78,10 +77,6 @@ def take_constants_for_equal(monkeypatch):
             node.attr.pop("value")
 
     monkeypatch.setattr(same_graph, "without_names", without)
-
-
-def read_rates_once(monkeypatch):
-    monkeypatch.setattr(update._Update, "is_as_before", True)
 
 
 def regularise_own_weights(monkeypatch):
@@ -172,9 +167,6 @@ CURES = {
     ),
     "cells of other numbers are taken for alike": Cure(
         take_constants_for_equal, 25, _needs("alike cells")
-    ),
-    "an optimizer that applies twice gets old rates": Cure(
-        read_rates_once, 142, _needs("optimizer Twice")
     ),
     "a regulariser's gradient is that of its own weight": Cure(
         regularise_own_weights, 2, _needs("layer near_dense")

@@ -42,7 +42,6 @@ class HeadTasks(CellTasks):
         num_parts: Into how many parts a micro-batch goes, or as many as it has
             rows.
         chained: The ids of variables that run on from part to part.
-        hands_out: Whether the outputs are asked for, too.
 
     Raises:
         ValueError: If it makes something that parts do not add up to.
@@ -54,7 +53,6 @@ class HeadTasks(CellTasks):
         functions: CellFunctions,
         num_parts: int,
         chained: set[int],
-        hands_out: bool,
     ):
         super().__init__(part, functions)
         self._num_parts = num_parts
@@ -70,11 +68,6 @@ class HeadTasks(CellTasks):
             for v, t in traced.new_state
             if id(v) in chained and t.ref() in made
         }
-        self._gives = [
-            (own, first)
-            for own, first in zip(part.gives, functions.part.gives)
-            if hands_out or own.ref() not in outputs
-        ]
         known = {*outputs, *self._sums, *self._next}
         self._check(known)
         self._outputs = outputs
@@ -153,7 +146,10 @@ class HeadTasks(CellTasks):
     ) -> Any:
         """See `CellTasks`; where there is no backward pass."""
         function: Any = self.functions.function(
-            "forward", [], [t for _, t in self._gives], with_effects=True
+            ("forward", len(self._gives)),
+            [],
+            [t for _, t in self._gives],
+            with_effects=True,
         )
 
         def run(own: dict[Any, Any], p: int) -> dict[Any, Any]:

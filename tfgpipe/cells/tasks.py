@@ -64,6 +64,13 @@ class CellTasks:
             synchronizes=synchronizes,
         )
 
+    def hide(self, tensors: Sequence[Any]) -> None:
+        """Has forward tasks return none of these, which nothing else takes."""
+        hidden = {t.ref() for t in tensors if t is not None}
+        self._gives = [
+            (t, first) for t, first in self._gives if t.ref() not in hidden
+        ]
+
     @property
     def weight_dtypes(self) -> list[tf.DType]:
         """The dtypes of the weights, or of what a cell only casts them to."""
@@ -91,7 +98,7 @@ class CellTasks:
         gives = [first for _, first in self._gives]
         # In a row: what it gives and shows, the totals, what is kept.
         function = cut.function(
-            ("forward", keeps, bool(self._shows)),
+            ("forward", keeps, bool(self._shows), len(gives)),
             [],
             [*gives, *self._shows, *cut.totals, *kept],
             with_effects=True,

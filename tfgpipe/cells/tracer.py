@@ -64,7 +64,7 @@ class Tracer:
     then both begins the sums and adds to them, and so is compiled once.
 
     Attributes:
-        can_recompute: Whether cells are recomputed by tasks of their own.
+        compiles: Whether XLA compiles the functions of cells.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Tracer:
     ):
         begins_sums = jit_compile and is_split
         self._options = TraceOptions(jit_compile, gradient_dtype, begins_sums)
-        self.can_recompute = not jit_compile
+        self.compiles = jit_compile
         self._known: dict[Any, CellFunctions] = {}
 
     def led(self, x: Any) -> Any:

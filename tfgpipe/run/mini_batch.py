@@ -129,7 +129,14 @@ class MiniBatch:
             | by_reference(traced.labels, tree.flatten(label))
             for own, label in zip(inputs, own_labels)
         ]
-        hands_out = not self.has_parts or not head.metrics_add_up
+        # What a compiled function returns is memory of its own.
+        is_last = self.has_parts or (
+            tracer.compiles
+            and training
+            and traced.num_head_losses > 0
+            and not is_split
+        )
+        hands_out = not is_last or not head.metrics_add_up
         self.results = Results(
             traced, cells[-1].device, self.micro_batches, self.given, hands_out
         )
@@ -224,7 +231,6 @@ class MiniBatch:
                 tasks[-1].functions,
                 self.cells[-1].head_parts,
                 {id(v) for v in self.call.metric_state},
-                self.results.hands_out,
             )
         elif self._has_metrics_beside(tasks[-1]):
             tasks[-1] = TasksBesideMetrics(
@@ -232,6 +238,8 @@ class MiniBatch:
                 tasks[-1].functions,
                 {id(v) for v in self.call.head.metric_state},
             )
+        if not self.results.hands_out:
+            tasks[-1].hide(self.traced.handed_out)
         return tasks
 
     def _has_metrics_beside(self, last: CellTasks) -> bool:
@@ -290,8 +298,9 @@ class MiniBatch:
         ]
         # Whatever the loss is that no head computes, it keeps the outputs.
         if self.call.head is None:
-            can_recompute = self._tracer.can_recompute
-            facts[-1] = facts[-1]._replace(recomputes=can_recompute)
+            # A compiled backward function computes again what it needs.
+            recomputes = not self._tracer.compiles
+            facts[-1] = facts[-1]._replace(recomputes=recomputes)
         counts = self.replicas.counts
         for k, shard in shards_of(self.cells, schedule_of(max(counts))).items():
             facts[k] = facts[k]._replace(shard=shard)

@@ -15,8 +15,7 @@ import tfgpipe
 from tfgpipe.cells import CellTasks, Tracer
 from tfgpipe.graphs import CellFunctions, cut
 from tfgpipe.loss import SummedLoss
-from tfgpipe.model import rehearsal
-from tfgpipe.run import update
+from tfgpipe.model import rehearsal, step
 from tfgpipe.state import flow as flow_lib
 from tfgpipe.state import rules
 
@@ -584,18 +583,16 @@ def test_wrong_rule_of_batch_normalisation_is_told(monkeypatch):
 
 
 def test_update_by_another_gradient_is_told(monkeypatch):
-    own = update._SharedUpdate.__call__
+    plain = step.update_on_devices
 
-    def wrong(self, gradient, variable, rate):
-        path = getattr(self._by_storage.get(id(variable)), "path", "")
-        own(
-            self,
-            1.5 * gradient if "c/kernel" in path else gradient,
-            variable,
-            rate,
-        )
+    def updated(optimizer, pairs, compiles):
+        wrong = [
+            (1.5 * gradient if "c/kernel" in v.path else gradient, v)
+            for gradient, v in pairs
+        ]
+        plain(optimizer, wrong, compiles)
 
-    monkeypatch.setattr(update._SharedUpdate, "__call__", wrong)
+    monkeypatch.setattr(step, "update_on_devices", updated)
     sgd = keras.optimizers.SGD(1e-3)
     (found,) = undocumented(checked(pipeline(optimizer=sgd)))
     assert found.kind == "update"
@@ -603,19 +600,16 @@ def test_update_by_another_gradient_is_told(monkeypatch):
 
 
 def test_slot_that_is_wrong_is_told(monkeypatch):
-    own = update._SharedUpdate.__call__
+    plain = step.update_on_devices
 
-    def wrong(self, gradient, variable, rate):
-        own(self, gradient, variable, rate)
-        if "b/bias" in self._by_storage[id(variable)].path:
-            (slot,) = [
-                v
-                for v in self._optimizer.variables
-                if "b_bias_velocity" in v.path
-            ]
-            slot.assign_add(tf.ones_like(slot) * 1e-4)
+    def updated(optimizer, pairs, compiles):
+        plain(optimizer, pairs, compiles)
+        (slot,) = [
+            v for v in optimizer.variables if "b_bias_velocity" in v.path
+        ]
+        slot.assign_add(tf.ones_like(slot) * 1e-4)
 
-    monkeypatch.setattr(update._SharedUpdate, "__call__", wrong)
+    monkeypatch.setattr(step, "update_on_devices", updated)
     (found,) = undocumented(checked(pipeline()))
     assert found.kind == "update"
     assert "b_bias_velocity' of layer 'b' of cell 1" in found.where
