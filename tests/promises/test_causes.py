@@ -154,7 +154,7 @@ def test_scalars_on_outputs_are_not_those_of_a_mini_batch():
     _, texts = told(lambda: [made()[-1]], 2, 2, loss)
     assert not texts  # other layers come behind
     model = compiled(made(), ROWS, 2, 2, loss=loss)
-    with pytest.warns(UserWarning, match="hangs on outputs.*'scale'"):
+    with pytest.warns(UserWarning, match="Attributes of outputs.*'scale'"):
         model.train_on_batch(ROWS, NUMBERS)
 
 

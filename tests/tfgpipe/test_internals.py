@@ -380,12 +380,34 @@ def test_read_of_losses_that_a_layer_added_is_refused():
     assert "_get_own_losses" not in vars(adds)
 
 
-def test_method_of_a_model_is_known_not_to_be_that_of_keras():
-    model = keras.Sequential([kl.Dense(1)])
-    assert not internals.overrides(model, "compute_loss")
+class OwnGate(kl.Dense):
+    factor = 2.0
+
+    @property
+    def gate(self):
+        return 1.0
+
+
+class OwnWeights(keras.losses.Loss):
+    def __call__(self, *args, **kwargs):
+        return 0.0
+
+
+class MixedLoss(keras.losses.MeanSquaredError, OwnWeights):
+    pass
+
+
+def test_overridden_names_are_those_of_subclasses_and_of_the_object():
+    dense = kl.Dense(1)
+    assert internals.overridden(dense) == set()
+    dense.call = lambda x: x
+    assert internals.overridden(dense) == {"call"}
+    assert internals.overridden(OwnGate(1)) == {"gate"}
+    assert internals.overridden(MixedLoss()) == {"__call__"}
+    model = keras.Sequential([dense])
+    assert "compute_loss" not in internals.overridden(model, keras.Model)
     model.compute_loss = lambda **data: 0.0
-    assert internals.overrides(model, "compute_loss")
-    assert not internals.overrides(model, "compute_metrics")
+    assert "compute_loss" in internals.overridden(model, keras.Model)
 
 
 def test_what_was_added_to_a_loss_is_found_and_forgotten():

@@ -4,16 +4,20 @@
 of each cell's tasks out of it, `CellTasks`.
 """
 
-from tfgpipe.cells.cell import Cell, LayerCall, counts_of_shards, shards_of
+from tfgpipe.cells.cell import (
+    Cell,
+    LayerCall,
+    SectionCall,
+    counts_of_shards,
+    shards_of,
+)
 from tfgpipe.cells.columns import WITH_COLUMNS, computes_columns, num_columns
 from tfgpipe.cells.head_tasks import HeadTasks
-from tfgpipe.cells.metrics_beside import TasksBesideMetrics
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
     Outline,
-    SectionCall,
     cell_of_call,
-    makers,
+    nonempty_sections,
     outline,
     shape_trace,
 )
@@ -33,7 +37,6 @@ __all__ = [
     "Section",
     "SectionCall",
     "TaskCall",
-    "TasksBesideMetrics",
     "Tracer",
     "as_number",
     "cell_of_call",
@@ -41,7 +44,7 @@ __all__ = [
     "counts_of_shards",
     "is_named",
     "is_whole",
-    "makers",
+    "nonempty_sections",
     "num_columns",
     "outline",
     "shape_trace",

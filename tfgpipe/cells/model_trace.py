@@ -1,9 +1,9 @@
-"""Runs a model once, by its own call, in one graph: what Keras does is kept.
+"""Runs a model once, by its `call`, in one graph: all that Keras does is kept.
 
     x, labels -> [ scope: model(x) -> y -> loss and metrics ] -> results
 
-Whatever its code does while it runs is in the graph: masks, what hangs on
-tensors, what one layer leaves in Python for another. Variables are read and
+All effects of its Python code are in the graph: masks, attributes of tensors,
+tensors that one layer leaves in Python for another. Variables are read and
 assigned through a scope, so nothing is captured and nothing is changed.
 """
 
@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells.sections import Sections
+from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import TracedModel, TraceOptions
 from tfgpipe.micro_batches import structure_of
@@ -30,23 +30,40 @@ from tfgpipe.state import (
 )
 
 
+class LossAndMetrics(Protocol):
+    """Loss and metrics of a micro-batch, as a step computes them.
+
+    Attributes:
+        metric_state: The variables of the metrics that it updates.
+        metrics_add_up: Whether it updates all metrics.
+    """
+
+    metric_state: list[keras.Variable]
+    metrics_add_up: bool
+
+    def __call__(
+        self, y_pred: Any, labels: Any, is_split: bool
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns sums and counts of the loss, one each for each output."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelCall:
     """A model, and how to run it.
 
     Attributes:
         call: Calls the model: `call(x, training)`.
-        layers: All that it consists of, as the user gave it.
+        layers: The model's layers, as the user gave them.
         training: Whether it is trained.
         is_split: Whether there are several micro-batches.
         head: Loss and metrics of a micro-batch, or None.
         synchronizes: Whether moments may be taken over replicas.
-        home: In which cell a call of a layer is to be, see `Sections`.
-        around: A context for the call of a layer, see `Sections`.
-        num_cells: How many cells there are; one, if nobody has made any.
+        home: Returns the cell of a call, see `Sections`.
+        around: Returns a context for the call of a layer, see `Sections`.
+        num_cells: The number of cells; one, if there are none yet.
         trains_others: Whether variables of other layers are trained, too.
-        shards: By the id of a layer, in how many groups of columns it is
-            computed, see `Sections`.
+        shards: By the id of a layer, its number of shards, see `Sections`.
         sent: The ids of weights that have uses if they are frozen, too.
     """
 
@@ -54,19 +71,17 @@ class ModelCall:
     layers: Sequence[keras.layers.Layer]
     training: bool
     is_split: bool
-    head: Any = None
+    head: LossAndMetrics | None = None
     synchronizes: bool = False
-    home: Callable[[keras.Operation, int], int | None] = lambda *_: None
-    around: Callable[
-        [keras.Operation, int], contextlib.AbstractContextManager
-    ] = lambda *_: contextlib.nullcontext()
+    home: Home = lambda *_: None
+    around: Around = lambda *_: contextlib.nullcontext()
     num_cells: int = 1
     trains_others: bool = False
     shards: Mapping[int, int] = dataclasses.field(default_factory=dict)
     sent: Collection[int] = ()
 
     def with_whole_layers(self) -> ModelCall:
-        """The same without shards."""
+        """Returns the same without shards."""
         return dataclasses.replace(self, shards={})
 
     @property
@@ -76,23 +91,25 @@ class ModelCall:
 
     @property
     def metric_state(self) -> list[keras.Variable]:
-        """The variables of metrics: those of layers, and those of the head."""
-        own = [v for layer in self.layers for v in layer.metrics_variables]
-        return own + (self.head.metric_state if self.head else [])
+        """The variables of the metrics of layers, and of the head."""
+        of_layers = [
+            v for layer in self.layers for v in layer.metrics_variables
+        ]
+        return of_layers + (self.head.metric_state if self.head else [])
 
     @property
     def normalizations(self) -> list[keras.layers.BatchNormalization]:
         """The batch normalisations whose statistics move at the end."""
         if not self.is_split:
             return []
-        found = {
+        layers = {
             id(inner): inner
             for layer in self.layers
             for inner in internals.flat_layers(layer)
             if isinstance(inner, keras.layers.BatchNormalization)
             and inner.trainable
         }
-        return [*found.values()]
+        return [*layers.values()]
 
 
 def trace_model(
@@ -102,11 +119,12 @@ def trace_model(
 
     `x` and `labels` are nests of `tf.TensorSpec`s of a micro-batch.
     """
-    seen: list[dict[str, Any]] = []
+    fields: dict[str, Any] = {}
 
-    def run(x: Any, labels: Any) -> Any:
-        seen.append(_run(model, x, labels))
-        return [t for t in seen[-1]["outputs"] if t is not None]
+    def run(x: Any, labels: Any) -> list[tf.Tensor]:
+        fields.clear()  # TensorFlow may call it again
+        fields.update(_run(model, x, labels))
+        return [t for t in fields["outputs"] if t is not None]
 
     function = tf.function(run, **options.of_function)
     graph = function.get_concrete_function(x, labels).graph
@@ -119,12 +137,12 @@ def trace_model(
         effects=tuple(
             op for op in graph.control_outputs if op.type not in internals.READS
         ),
-        **seen[-1],
+        **fields,
     )
 
 
 def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
-    """What a run shows: the fields of a `TracedModel`, but for its graph."""
+    """Returns the fields of a `TracedModel` but those of its graph."""
     moving = MovingStatistics(model.normalizations)
     tape = None
     if model.training:
@@ -153,7 +171,9 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
         recording = internals.recording_moments(
             moving.layers, scope.record, moments
         )
-    sums, counts = [], []  # scalars, one for each output with a loss
+    # Scalars, one for each output with a loss.
+    sums: list[tf.Tensor] = []
+    counts: list[tf.Tensor] = []
     with (
         contextlib.nullcontext() if tape is None else tape,
         scope,
@@ -166,14 +186,14 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
         sections.begin(model.num_cells - 1)  # the head, in the last cell
         if model.head is not None:
             sums, counts = model.head(y, labels, model.is_split)
-        own = [_checked(loss, x, model) for loss in added(scope.losses)]
+        others = [_check_loss(loss, x, model) for loss in added(scope.losses)]
         flat = tree.flatten(y)
-        outputs = [None if t is None else _made(t) for t in flat]
+        outputs = [None if t is None else _as_result(t) for t in flat]
         attached = [internals.attached_to(t, model.is_split) for t in flat]
         if model.is_split and model.head is not None and not sums:
-            _tell_of_left_out(flat)
-        losses = [_made(t) for t in [*sums, *own]]
-        new_state = [(v, _made(t)) for v, t in scope.new_state()]
+            _warn_of_attributes(flat)
+        losses = [_as_result(t) for t in [*sums, *others]]
+        new_state = [(v, _as_result(t)) for v, t in scope.new_state()]
     moving.check()
     if model.is_split and scope.overwritten:
         raise ValueError(
@@ -187,7 +207,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
         )
     return {
         "tape": tape,
-        "sections": sections.found,
+        "sections": sections.sections,
         "cells": sections.cells,
         "x": tree.flatten(x),
         "labels": tree.flatten(labels),
@@ -211,34 +231,34 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
     }
 
 
-def _made(tensor: Any) -> tf.Tensor:
-    """A result: not what came in itself, which no cell would make."""
+def _as_result(tensor: Any) -> tf.Tensor:
+    """Returns a tensor that a cell makes: arguments are copied."""
     tensor = tf.convert_to_tensor(tensor)
-    is_given = tensor.op.type in (
+    is_argument = tensor.op.type in (
         "Placeholder",
         "PlaceholderWithDefault",
         "ReadVariableOp",
     )
-    return tf.identity(tensor) if is_given else tensor
+    return tf.identity(tensor) if is_argument else tensor
 
 
-def _tell_of_left_out(outputs: Sequence[Any]) -> None:
-    """Warns of what a loss of whole mini-batches will not find on outputs."""
-    found: dict[str, Any] = {}
+def _warn_of_attributes(outputs: Sequence[Any]) -> None:
+    """Warns of attributes of outputs that whole mini-batches will not have."""
+    values: dict[str, Any] = {}
     for tensor in outputs:
-        found.update(internals.without_rows(tensor))
-    if found:
-        shapes = {name: tuple(t.shape) for name, t in found.items()}
+        values.update(internals.without_rows(tensor))
+    if values:
+        shapes = {name: tuple(t.shape) for name, t in values.items()}
         warn(
-            "What hangs on outputs must have a value for each row if there is "
+            "Attributes of outputs must have a value for each row if there is "
             f"more than one micro-batch. Received: {shapes}, which a loss of "
             "whole mini-batches does not get. Repeat it for each row, or pass "
             "num_micro_batches=1."
         )
 
 
-def _checked(loss: Any, x: Any, model: ModelCall) -> tf.Tensor:
-    """A loss of `add_loss`, as a number."""
+def _check_loss(loss: Any, x: Any, model: ModelCall) -> tf.Tensor:
+    """Returns a loss of `add_loss` as a number; refuses one for each row."""
     loss = tf.convert_to_tensor(loss)
     first = next((t for t in tree.flatten(x) if t is not None), loss)
     if (
@@ -256,14 +276,14 @@ def _checked(loss: Any, x: Any, model: ModelCall) -> tf.Tensor:
 
 
 def as_number(loss: Any) -> tf.Tensor:
-    """A loss of `add_loss`, as a number: Keras sums it up."""
+    """Returns a loss of `add_loss` as a number: Keras sums it up."""
     loss = tf.convert_to_tensor(loss)
     if not loss.dtype.is_floating:
         loss = tf.cast(loss, keras.config.floatx())
     return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
 
 
-def _check_alone(graph: Any) -> None:
+def _check_alone(graph: tf.Graph) -> None:
     """Refuses tensors of other graphs: those of another step are gone."""
     strangers = internals.captures_of_strangers(graph)
     if strangers:

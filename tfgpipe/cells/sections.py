@@ -1,13 +1,13 @@
-"""Where in a graph each call of a layer begins, at any depth: its sections.
+"""Sections: where in a graph each call of a layer begins, at any depth.
 
-A model runs once, by its own call. While it does, each call of a layer begins a
+A model runs once, by its `call`. While it does, each call of a layer begins a
 section of the graph, which ends where the next one begins:
 
     model(x)      embed | block | attention | dense | block | attention | head
     operations    ......|.......|...........|.......|.......|...........|.....
 
-Keras's own layers are whole. Models, wrappers and layers of a user's are gone
-into: that is a rule of the layer alone, so sections are the same for every K.
+Keras's layers are whole. Calls inside of models, wrappers and layers of users
+begin sections: a rule of the layer alone, so sections are the same for every K.
 Operations that functional models call, such as `x + y`, begin sections, too.
 A cell is some sections, one after the other.
 
@@ -30,18 +30,26 @@ from tfgpipe import internals
 from tfgpipe.cells.columns import Pieces, in_columns
 from tfgpipe.failures import check_interruption
 
+# Returns the cell of a call, by the called operation and the number of the call
+# (0, 1, ...); None for the cell of the call before.
+Home = Callable[[keras.Operation, int], int | None]
+# Returns a context for the call of a layer, by the layer and its cell.
+Around = Callable[
+    [keras.Operation, int], contextlib.AbstractContextManager[None]
+]
+
 
 class Section(NamedTuple):
     """A call of a layer, up to the next call.
 
     Attributes:
         around: The layers that are being called, the outermost first, and at
-            last what is called; empty outside of all calls.
-        call: Which call of the last one it is: 0, 1, ...
-        start: How many operations the graph had before it.
-        ends: How many it had when that call returned, and then those around
-            it, if no other section had begun before.
-        arguments: The tensors that it is called on, and what else.
+            last the called layer or operation; empty outside of all calls.
+        call: The number of the call: 0, 1, ...
+        start: Number of operations of the graph before it.
+        ends: Numbers of operations when that call returned, and then the calls
+            around it, if no other section had begun before.
+        arguments: The arguments of the call, from the second one on.
     """
 
     around: tuple[keras.Operation, ...]
@@ -51,29 +59,29 @@ class Section(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
     def around_at(self, place: int) -> tuple[keras.Operation, ...]:
-        """The layers that were being called when an operation was made."""
+        """Returns the layers that were being called at an operation."""
         ended = sum(end <= place for end in self.ends)
         return self.around[: len(self.around) - ended]
 
     @property
     def operation(self) -> keras.Operation | None:
-        """The layer or operation that is called; None where there is none."""
+        """The called layer or operation, or None."""
         return self.around[-1] if self.around else None
 
     @property
     def layer(self) -> keras.layers.Layer | None:
-        """The layer that is called; None where there is none."""
+        """The called layer, or None."""
         called = self.operation
         return called if isinstance(called, keras.layers.Layer) else None
 
     @property
     def name(self) -> str:
-        """What to call it: the names of the layers around it, and its own."""
+        """The names of the layers around it, and of the called one."""
         return "/".join(layer.name for layer in self.around) or "the model"
 
     @property
     def words(self) -> str:
-        """What to call it in a sentence."""
+        """Its name in a sentence."""
         if not self.around:
             return self.name
         kind = "operation" if self.layer is None else "layer"
@@ -81,7 +89,7 @@ class Section(NamedTuple):
 
 
 def is_named(section: Section, name: str) -> bool:
-    """Whether a section is of a layer, by its name or with those around it.
+    """Returns whether a layer has this name, alone or after those around it.
 
     Example:
 
@@ -95,7 +103,7 @@ def is_named(section: Section, name: str) -> bool:
 
 
 def is_whole(layer: keras.Operation) -> bool:
-    """Whether the calls inside a layer, or operation, begin no sections."""
+    """Returns whether calls inside of a layer or operation are no sections."""
     if not isinstance(layer, keras.layers.Layer):
         return True
     if isinstance(layer, (keras.Model, keras.layers.Wrapper)):
@@ -107,59 +115,56 @@ class Sections:
     """The sections of the current graph.
 
     Args:
-        home: The cell in which a call is to be, by what is called and which
-            of its calls it is; None where nobody has said so, then it goes
-            with the one before. None goes back.
-        around: A context for the call of a layer, by the layer and its cell.
-        shards: By the id of a layer, in how many groups of columns it is
-            computed: its sections are in a cell each, from that of its `home`
-            on, between one before and one behind, see `columns.py`.
-        reading: A context in which pieces of weights are read.
+        home: Returns the cell of a call. A cell before the last one counts as
+            the last one.
+        around: Returns a context for the call of a layer.
+        shards: By the id of a layer, its number of shards: each is a section in
+            a cell of its own, from the layer's `home` on. One section before
+            them is in the cell before, one after them in the cell after, see
+            `columns.py`.
+        reading: Returns a context in which pieces of weights are read.
 
     Attributes:
-        found: The sections, in order.
+        sections: The sections, in order.
         cells: The cell of each.
     """
 
     def __init__(
         self,
-        home: Callable[[keras.Operation, int], int | None],
-        around: Callable[
-            [keras.Operation, int], contextlib.AbstractContextManager
-        ],
-        shards: Mapping[int, int] | None = None,
-        reading: Callable[[Pieces], Any] | None = None,
+        home: Home,
+        around: Around,
+        shards: Mapping[int, int],
+        reading: Callable[[Pieces], contextlib.AbstractContextManager[None]],
     ):
-        self._shards = shards or {}
-        self._reading = reading
-        self.found = [Section((), 0, 0, [])]
+        self.sections = [Section((), 0, 0, [])]
         self.cells = [0]
         self._home = home
         self._around = around
+        self._shards = shards
+        self._reading = reading
         self._graph = internals.current_graph()
-        self._around_call: list[keras.Operation] = []
+        self._calling: list[keras.Operation] = []
         self._is_inside_whole = False
-        self._calls: collections.Counter[int] = collections.Counter()
+        self._num_calls: collections.Counter[int] = collections.Counter()
         self._index_in_cell = -1
 
     @property
     def current(self) -> int:
-        """The section of what is made now."""
-        return len(self.found) - 1
+        """The number of the section of the next operation."""
+        return len(self.sections) - 1
 
-    def begin(
-        self, cell: int | None = None, arguments: tuple[Any, ...] = ()
-    ) -> None:
-        """What is made from now on is a section, in this cell or a later."""
-        around, call = tuple(self._around_call), 0
-        if around:
-            layer = around[-1]
-            call = self._calls[id(layer)]
-            self._calls[id(layer)] += 1
-            cell = self._home(layer, call)
-            if id(layer) in self._shards and cell is not None:
-                cell -= 1  # what it is given is handed out there
-        self._add(around, call, cell, arguments)
+    def begin(self, cell: int) -> None:
+        """Begins a section outside of calls, in this cell or a later one."""
+        self._add((), 0, cell)
+
+    def _begin_call(self, arguments: tuple[Any, ...]) -> None:
+        layer = self._calling[-1]
+        call = self._num_calls[id(layer)]
+        self._num_calls[id(layer)] += 1
+        cell = self._home(layer, call)
+        if id(layer) in self._shards and cell is not None:
+            cell -= 1  # the cell that copies the arguments for all shards
+        self._add(tuple(self._calling), call, cell, arguments)
 
     def _add(
         self,
@@ -171,21 +176,21 @@ class Sections:
         last = self.cells[-1]
         cell = max(last, cell or 0)
         self._index_in_cell = self._index_in_cell + 1 if cell == last else 0
-        place = self._graph.num_operations()
-        self.found.append(Section(around, call, place, [], arguments))
+        start = self._graph.num_operations()
+        self.sections.append(Section(around, call, start, [], arguments))
         self.cells.append(cell)
 
     def noting(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the calls of layers and operations begin sections."""
         return internals.around_calls(self._called)
 
-    def _called(self, layer: Any, run: Any) -> Any:
+    def _called(self, layer: keras.Operation, run: Any) -> Any:
         is_outside = internals.current_graph() is not self._graph
         if is_outside or self._is_inside_whole:
             return run()
         check_interruption()
-        self._around_call.append(layer)
-        self.begin(arguments=run.args[1:] or _first_tensors(run.keywords))
+        self._calling.append(layer)
+        self._begin_call(run.args[1:] or _first_tensors(run.keywords))
         cell = self.cells[-1]
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"
@@ -202,37 +207,39 @@ class Sections:
                 with internals.replaced_method(layer, "call", call):
                     return run()
         finally:
-            self._around_call.pop()
-            self.found[-1].ends.append(self._graph.num_operations())
+            self._calling.pop()
+            self.sections[-1].ends.append(self._graph.num_operations())
 
     def _has_shards(self, layer: keras.Operation) -> bool:
-        """Whether a call that has begun has cells for its shards.
+        """Returns whether a call that has begun has cells for its shards.
 
-        Not one that there was not when cells were made, or in another order:
-        it is computed whole.
+        A call that the run on shapes did not have, or had in another order, is
+        computed whole.
         """
-        home = self._home(layer, self.found[-1].call)
+        home = self._home(layer, self.sections[-1].call)
         if id(layer) not in self._shards or home is None:
             return False
         return self.cells[-1] == home - 1
 
-    def _in_columns(self, layer: Any, first: int) -> Callable[..., Any]:
-        """The `call` of a layer, in groups of columns from a cell on."""
-        around = tuple(self._around_call)
-        call = self._calls[id(layer)] - 1
+    def _in_columns(
+        self, layer: keras.layers.Layer, first: int
+    ) -> Callable[..., tf.Tensor]:
+        """Returns a layer's `call` in shards, the first of them in a cell."""
+        around = tuple(self._calling)
+        call = self._num_calls[id(layer)] - 1
         return in_columns(
             layer,
             self._shards[id(layer)],
             lambda i: self._add(around, call, first + i),
-            self._reading or contextlib.nullcontext,
+            self._reading,
         )
 
 
 def _first_tensors(keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The first keyword argument that has tensors, masks left out."""
-    found = [
+    """Returns the first keyword argument with tensors that is no mask."""
+    arguments = [
         value
         for name, value in keywords.items()
         if name != "mask" and any(map(tf.is_tensor, tree.flatten(value)))
     ]
-    return (*found[:1],)
+    return (*arguments[:1],)

@@ -5,55 +5,142 @@
     backward         the gradients of inputs and weights
     input_gradient   the first half of `backward`: the cell before waits for it
     weight_gradient  the second half: what only the update needs
+    metrics          of the last cell, where they are a function of their own
 
 Re-materialisation by `tf.recompute_grad` would wait for the gradient before it
 computes anything, makes sparse gradients dense, refuses boolean tensors, and
 has no place for new state.
 
 The sum of the gradients over micro-batches is an argument: the function adds
-its own. So is a cast of a weight, as mixed precision makes, to be computed once
-a mini-batch. Where there are many tensors, they go in bundles.
+its gradients to it. So is a cast of a weight, as mixed precision makes, to be
+computed once a mini-batch. Where there are many tensors, they go in bundles.
+
+A task that takes a result of a function waits for the whole function. Metrics
+may take long, above all where an accelerator has no kernel for them and the
+host computes them, as the accuracy of classes. Only the end of the step needs
+them, so they may be a function of their own:
+
+    forward ----+--> backward ----> ...
+                |
+                +--> metrics        while the device runs other tasks
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.graphs import CellFunctions, Gradient, GradientSums, Part, tensors
+from tfgpipe.failures import out_of_turn
+from tfgpipe.graphs import (
+    CellFunctions,
+    Gradient,
+    GradientSums,
+    Part,
+    tensors,
+)
 from tfgpipe.schedules import CellFacts
+
+# Tensors by the references of those of a model's graph.
+Values = Mapping[Hashable, tf.Tensor]
+Packed = Sequence[tf.Tensor]
+
+
+class KeptValues(NamedTuple):
+    """The results of a micro-batch's tasks that later tasks of it take.
+
+    Attributes:
+        totals: Sums over replicas.
+        values: Of `CellFunctions.kept`, packed; None if they were dropped.
+        crossing: Of `CellFunctions.crossing`, packed; None before they exist.
+        for_metrics: Arguments of `CellTasks.metrics`.
+    """
+
+    totals: Sequence[tf.Tensor]
+    values: Packed | None = None
+    crossing: Packed | None = None
+    for_metrics: Packed = ()
+
+
+class TaskCall(NamedTuple):
+    """A task with its arguments: a call without arguments.
+
+    Attributes:
+        function: A `Subfunction`, or a `StagedFunction`, see `run/chain.py`.
+        values: Arguments, by the tensors of the graph that they stand for.
+        sums: The sums of gradients so far, packed.
+        finish: Makes the results of the task of those of the function.
+    """
+
+    function: Any
+    values: Values
+    sums: Packed
+    finish: Callable[[list[Any]], Any]
+
+    def __call__(self) -> Any:
+        """Runs the task, and returns its results."""
+        return self.finish(self.function(self.values, self.sums))
 
 
 class CellTasks:
-    """Makes the tasks of a cell; equal cells share what is cut out.
+    """Makes the tasks of a cell; equal cells share their functions.
 
-    Values go by the references of the tensors of the model's graph: `values`
-    are those that are known of a micro-batch.
+    `values` are the tensors that are known of a micro-batch, `weights` are
+    packed.
 
-    Attributes:
-        part: The cell's own.
-        functions: What is cut out, of this part or of an equal one.
+    Args:
+        part: The cell's part of the model's graph.
+        functions: Functions that are cut out of this part or of an equal one.
+        metric_state: The ids of the variables of metrics that `metrics`
+            computes, and not `forward`.
     """
 
-    def __init__(self, part: Part, functions: CellFunctions):
+    def __init__(
+        self,
+        part: Part,
+        functions: CellFunctions,
+        metric_state: Collection[int] = (),
+    ):
         self.part = part
         self.functions = functions
-        first = functions.part
-        self._gives = list(zip(part.gives, first.gives))
-        # What another function takes besides, of the graph that was cut.
-        self._shows: list[tf.Tensor] = []
-        # The tensors of the part from which it was cut, and its own.
-        self._taken = [
-            *zip(first.takes, part.takes),
-            *zip(first.takes_back, part.takes_back),
+        shared = functions.part
+        # Pairs of a tensor of this cell and that of the shared functions.
+        self._arguments = [
+            *zip(part.takes, shared.takes),
+            *zip(part.takes_back, shared.takes_back),
         ]
+        results = list(zip(part.gives, shared.gives))
+        values = part.traced.new_state
+        updated = {t.ref() for v, t in values if id(v) in metric_state}
+        self._results = [
+            pair for pair in results if pair[0].ref() not in updated
+        ]
+        self._metrics = [pair for pair in results if pair[0].ref() in updated]
+        if not self._results:
+            self._results, self._metrics = results, []
+        self._metric_state: set[Hashable] = set()
+        self._for_metrics: list[tf.Tensor] = []
+        if self._metrics:
+            state = part.traced.state
+            self._metric_state = {
+                t.ref() for v, t in state if id(v) in metric_state
+            }
+            self._for_metrics = functions.taken_by(
+                [t for _, t in self._metrics], [t for _, t in self._results]
+            )
 
     def facts(
         self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
     ) -> CellFacts:
-        """What the program of a step has to know of the cell."""
+        """Returns the properties of the cell that a program depends on."""
         cut = self.functions
         return CellFacts.of(
             has_backward,
@@ -64,184 +151,200 @@ class CellTasks:
             synchronizes=synchronizes,
         )
 
-    def hide(self, tensors: Sequence[Any]) -> None:
-        """Has forward tasks return none of these, which nothing else takes."""
+    def hide(self, tensors: Sequence[tf.Tensor | None]) -> None:
+        """Leaves these out of results of forward tasks: no task takes them."""
         hidden = {t.ref() for t in tensors if t is not None}
-        self._gives = [
-            (t, first) for t, first in self._gives if t.ref() not in hidden
-        ]
+        self._results = [p for p in self._results if p[0].ref() not in hidden]
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:
-        """The dtypes of the weights, or of what a cell only casts them to."""
+        """The dtypes of the weights, or of their casts if only those count."""
         return [t.dtype for t in self.functions.weights.tensors]
 
     @property
     def awaits(self) -> list[tf.Tensor]:
-        """What a forward task needs of the graph before it can run."""
-        return self.part.takes
+        """Tensors of the graph that `forward` waits for."""
+        return [t for t in self.part.takes if t.ref() not in self._metric_state]
 
-    def pack_weights(self, weights: list[Any]) -> Any:
-        """What tasks take for weights, which are cast already."""
+    def pack_weights(self, weights: Sequence[tf.Tensor]) -> Packed:
+        """Packs weights, which are cast already, for tasks."""
         return self.functions.weights.pack(weights)
 
-    def forward(
-        self, values: Mapping[Any, Any], weights: Any, keeps: bool
-    ) -> TaskCall:
-        """A task that returns what the cell gives, and what is kept.
+    def forward(self, values: Values, weights: Packed, keeps: bool) -> TaskCall:
+        """Returns a task that computes the cell's results, and kept values.
 
-        `weights` are packed; `keeps` says whether to return what the backward
-        pass needs.
+        `keeps` says whether it returns what the backward pass needs.
         """
         cut = self.functions
         kept = [cut.kept] if keeps else []
-        gives = [first for _, first in self._gives]
-        # In a row: what it gives and shows, the totals, what is kept.
         function = cut.function(
-            ("forward", keeps, bool(self._shows), len(gives)),
+            ("forward", keeps, bool(self._for_metrics), len(self._results)),
             [],
-            [*gives, *self._shows, *cut.totals, *kept],
+            [
+                *(t for _, t in self._results),
+                *self._for_metrics,
+                *cut.totals,
+                *kept,
+            ],
             with_effects=True,
         )
 
-        def finish(results: list[Any]) -> tuple[dict[Any, Any], KeptValues]:
+        def finish(
+            results: list[Any],
+        ) -> tuple[dict[Hashable, tf.Tensor], KeptValues]:
             left = iter(results)
-            given = {t.ref(): next(left) for t, _ in self._gives}
-            shown = [next(left) for _ in self._shows]
+            made = {t.ref(): next(left) for t, _ in self._results}
+            for_metrics = [next(left) for _ in self._for_metrics]
             totals = [next(left) for _ in cut.totals]
-            return given, KeptValues(totals, next(left, None), shown=shown)
+            return made, KeptValues(
+                totals, next(left, None), for_metrics=for_metrics
+            )
 
-        return TaskCall(function, self.values(values, weights), (), finish)
+        return TaskCall(function, self.arguments(values, weights), (), finish)
 
     def metrics(
-        self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
+        self, values: Values, weights: Packed, kept: KeptValues
     ) -> TaskCall | None:
-        """What computes metrics that `forward` does not, or None."""
-        return None
+        """Returns a task that computes what `forward` leaves to it, or None."""
+        if not self._metrics:
+            return None
+        with out_of_turn():  # it runs while the device runs other functions
+            function = self.functions.function(
+                "metrics", self._for_metrics, [t for _, t in self._metrics]
+            )
+        return TaskCall(
+            function,
+            self.arguments(values, weights, kept),
+            (),
+            lambda results: {
+                t.ref(): value for (t, _), value in zip(self._metrics, results)
+            },
+        )
 
     def recompute(
-        self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
+        self, values: Values, weights: Packed, kept: KeptValues
     ) -> TaskCall:
-        """A task that computes again what the backward pass keeps.
+        """Returns a task that computes again what the backward pass needs.
 
-        `kept` is what `forward` did keep.
+        `kept` is what `forward` has kept.
         """
         cut = self.functions
         function = cut.function("recompute", cut.totals, [cut.kept])
         return TaskCall(
             function,
-            self.values(values, weights, kept),
+            self.arguments(values, weights, kept),
             (),
             lambda results: kept._replace(values=results[0]),
         )
 
     def backward(
         self,
-        values: Mapping[Any, Any],
-        weights: Any,
+        values: Values,
+        weights: Packed,
         kept: KeptValues,
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
-        """A task that returns what goes to earlier cells, and the new sums.
+        """Returns a task that computes gradients for earlier cells, and sums.
 
-        What `forward` or `recompute` did not keep is computed again. `sums` are
-        those of the gradients so far, None at first.
+        It computes again what `forward` or `recompute` did not keep. `sums` are
+        the sums of gradients so far, None at first.
         """
-        return self._summed(True, self.values(values, weights, kept), sums, m)
+        return self._summed(
+            True, self.arguments(values, weights, kept), sums, m
+        )
 
     def input_gradient(
-        self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
+        self, values: Values, weights: Packed, kept: KeptValues
     ) -> TaskCall:
-        """A task that returns what goes to earlier cells, and what is kept.
+        """Returns a task that computes gradients for earlier cells.
 
-        That has what was missing in it, too.
+        It also returns the kept values, and with them those that were dropped.
         """
         cut = self.functions
         has_kept = kept.values is not None
-        # What was dropped is computed here, and handed to the other half.
+        bundles = [cut.crossing] if has_kept else [cut.crossing, cut.kept]
         function = cut.function(
             ("input_gradient", has_kept),
             [*cut.totals, cut.kept] if has_kept else cut.totals,
-            [
-                *cut.part.gives_back,
-                cut.crossing,
-                *([] if has_kept else [cut.kept]),
-            ],
+            [*cut.part.gives_back, *bundles],
         )
 
-        def finish(results: list[Any]) -> tuple[dict[Any, Any], KeptValues]:
+        def finish(
+            results: list[Any],
+        ) -> tuple[dict[Hashable, tf.Tensor], KeptValues]:
             left = iter(results)
-            given = {t.ref(): next(left) for t in self.part.gives_back}
+            dx = {t.ref(): next(left) for t in self.part.gives_back}
             crossing = next(left)
-            known = kept.values if has_kept else next(left)
-            return given, kept._replace(crossing=crossing, values=known)
+            return dx, kept._replace(
+                crossing=crossing, values=next(left, kept.values)
+            )
 
-        own = self.values(values, weights, kept)
-        return TaskCall(function, own, (), finish)
+        arguments = self.arguments(values, weights, kept)
+        return TaskCall(function, arguments, (), finish)
 
     def weight_gradient(
         self,
-        values: Mapping[Any, Any],
-        weights: Any,
+        values: Values,
+        weights: Packed,
         kept: KeptValues,
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
-        """A task that returns the new sums of weights' gradients.
+        """Returns a task that computes the new sums, see `backward`."""
+        arguments = self.arguments(values, weights, kept)
+        call = self._summed(False, arguments, sums, m)
+        return call._replace(finish=lambda results: call.finish(results)[1])
 
-        It takes what `backward` does.
-        """
-        own = self.values(values, weights, kept)
-        work = self._summed(False, own, sums, m)
-        return work._replace(finish=lambda results: work.finish(results)[1])
-
-    def values(
-        self,
-        values: Mapping[Any, Any],
-        weights: Any,
-        kept: KeptValues | None = None,
-    ) -> dict[Any, Any]:
-        """The values that a task may take, by the tensors of the cut graph."""
+    def arguments(
+        self, values: Values, weights: Packed, kept: KeptValues | None = None
+    ) -> dict[Hashable, Any]:
+        """Returns the arguments of a task, by tensors of the shared part."""
         cut = self.functions
-        found = {
-            first.ref(): values[own.ref()]
-            for first, own in self._taken
-            if own.ref() in values
+        arguments: dict[Hashable, Any] = {
+            shared.ref(): values[tensor.ref()]
+            for tensor, shared in self._arguments
+            if tensor.ref() in values
         }
-        found[cut.weights] = weights
+        arguments[cut.weights] = weights
         if kept is not None:
-            found.update((t.ref(), v) for t, v in zip(cut.totals, kept.totals))
-            found.update((t.ref(), v) for t, v in zip(self._shows, kept.shown))
-            carried = ((cut.kept, kept.values), (cut.crossing, kept.crossing))
-            found.update((key, v) for key, v in carried if v is not None)
-        return found
+            pairs = [
+                *((t.ref(), v) for t, v in zip(cut.totals, kept.totals)),
+                *(
+                    (t.ref(), v)
+                    for t, v in zip(self._for_metrics, kept.for_metrics)
+                ),
+                (cut.kept, kept.values),
+                (cut.crossing, kept.crossing),
+            ]
+            arguments.update((key, v) for key, v in pairs if v is not None)
+        return arguments
 
     def _summed(
         self,
         with_dx: bool,
-        values: dict[Any, Any],
+        values: Mapping[Hashable, Any],
         sums: GradientSums | None,
         m: int,
         forward: Sequence[tf.Tensor] = (),
     ) -> TaskCall:
-        """A function that adds the gradients of the weights to sums.
+        """Returns a call that adds the gradients of the weights to sums.
 
-        It returns some tensors of the forward pass before them, which are not
-        for `finish`.
+        Its function returns `forward`, some tensors of the forward pass, before
+        the results that `finish` takes.
         """
         cut, part = self.functions, self.part
-        first = cut.part
-        sparse = [d._replace(dense=None) for d in first.dw]
+        shared = cut.part
+        sparse = [d._replace(dense=None) for d in shared.dw]
         # What is not among the values is computed again, within the function.
-        kept = [one for one in (cut.kept, cut.crossing) if one in values]
+        bundles = [b for b in (cut.kept, cut.crossing) if b in values]
         with_sums = sums is not None or cut.sums.begins
         function = cut.function(
-            ("backward", with_dx, len(kept), with_sums, len(forward)),
-            [*cut.totals, *kept],
+            ("backward", with_dx, len(bundles), with_sums, len(forward)),
+            [*cut.totals, *bundles],
             [
                 *forward,
-                *(first.gives_back if with_dx else []),
+                *(shared.gives_back if with_dx else []),
                 cut.sums,
                 *tensors(sparse),
             ],
@@ -250,29 +353,34 @@ class CellTasks:
         )
 
         # results: dx, the packed dense sums, the slices of the sparse ones.
-        def finish(results: list[Any]) -> tuple[dict[Any, Any], GradientSums]:
+        def finish(
+            results: list[Any],
+        ) -> tuple[dict[Hashable, tf.Tensor], GradientSums]:
             left = iter(results)
-            given = {}
-            if with_dx:
-                given = {t.ref(): next(left) for t in part.gives_back}
+            gives_back = part.gives_back if with_dx else []
+            dx = {t.ref(): next(left) for t in gives_back}
             dense = next(left)
-            own = [
+            gradients = [
                 gradient.of_micro_batch(m, indices)
-                for gradient, indices in zip(_like(sparse, left), part.indices)
+                for gradient, indices in zip(
+                    _filled(sparse, left), part.indices
+                )
             ]
             if sums is not None:
-                own = [a.plus(b) for a, b in zip(sums.sparse, own)]
-            return given, GradientSums(dense, own)
+                gradients = [a.plus(b) for a, b in zip(sums.sparse, gradients)]
+            return dx, GradientSums(dense, gradients)
 
-        return TaskCall(function, values, self._so_far(values, sums), finish)
+        return TaskCall(
+            function, values, self._sums_so_far(values, sums), finish
+        )
 
-    def _so_far(
-        self, values: Mapping[Any, Any], sums: GradientSums | None
-    ) -> Sequence[tf.Tensor]:
-        """The sums so far, as a function takes them.
+    def _sums_so_far(
+        self, values: Mapping[Hashable, Any], sums: GradientSums | None
+    ) -> Packed:
+        """Returns the sums so far, as a function takes them.
 
-        With one that begins them, weights stand for sums that are not there
-        yet, which are there already; zeros do where their dtype is another.
+        A function that also begins sums takes weights, which exist already,
+        instead of sums that do not; zeros where the dtypes differ.
         """
         cut = self.functions
         if not cut.sums.begins:
@@ -294,7 +402,7 @@ class CellTasks:
         return [*stand_ins, tf.constant(True)]
 
     def unpack_sums(self, sums: GradientSums) -> list[Gradient]:
-        """The finished sums of the weights."""
+        """Returns the finished sum of each weight's gradients."""
         dense = iter(self.functions.sums.unpack(sums.dense))
         return [
             total if d.dense is None else d._replace(dense=next(dense))
@@ -302,49 +410,13 @@ class CellTasks:
         ]
 
 
-def _like(nest: Any, values: Iterator[Any]) -> Any:
-    """A nest like this one of values taken from an iterator."""
-    flat = tf.nest.flatten(nest, expand_composites=True)
+def _filled(
+    gradients: Sequence[Gradient], values: Iterator[tf.Tensor]
+) -> list[Gradient]:
+    """Returns gradients whose tensors are replaced by those of an iterator."""
+    flat = tf.nest.flatten(gradients, expand_composites=True)
     return tf.nest.pack_sequence_as(
-        nest,
+        gradients,
         [None if t is None else next(values) for t in flat],
         expand_composites=True,
     )
-
-
-class KeptValues(NamedTuple):
-    """What later tasks of a micro-batch take of earlier ones.
-
-    Attributes:
-        totals: What was added up over replicas.
-        values: What `CellFunctions.kept` names, packed; None if it was dropped.
-        crossing: What `CellFunctions.crossing` names, packed; None before it is
-            there.
-        shown: What metrics take that are computed beside the tasks.
-    """
-
-    totals: list[tf.Tensor]
-    values: list[tf.Tensor] | None = None
-    crossing: list[tf.Tensor] | None = None
-    shown: Sequence[tf.Tensor] = ()
-
-
-class TaskCall(NamedTuple):
-    """A task, ready to be run: a call without arguments.
-
-    Attributes:
-        function: A `Subfunction`; for a cell that takes moments over replicas
-            `StagedFunction`, see `run/chain.py`.
-        values: What it takes, by what that is of the graph.
-        sums: The sums of gradients so far, packed.
-        finish: Makes what the task returns of what the function does.
-    """
-
-    function: Any
-    values: dict[Any, Any]
-    sums: Sequence[tf.Tensor]
-    finish: Callable[[list[Any]], Any]
-
-    def __call__(self) -> Any:
-        """Runs the task, and returns what it is to return."""
-        return self.finish(self.function(self.values, self.sums))

@@ -1,23 +1,23 @@
 """Makes the tasks of all cells: functions, which equal cells share.
 
 Python runs the model once, in one graph, and a tape differentiates it there.
-The graph is cut into cells, and of those that are equal, see
-`graphs/same_graph.py`, one is cut into functions:
+The graph is cut into cells, and of equal ones, see `graphs/same_graph.py`, one
+is cut into functions:
 
     model --trace--> graph --differentiate--> parts of cells 0 1 2 3
                                               functions      |=| |=|
 
-What the trace shows of the layers is checked. TensorFlow runs the stateful
-operations of a function one after the other, so a single `tf.print` in a cell
-would make the whole pipeline run serially: `run/chain.py` takes the cells out
-of that order, and the user is told that effects happen once a micro-batch, in
-any order between devices. A random operation is an error: re-materialisation
-would draw other numbers than the forward pass, and the gradient would be wrong.
+The operations of layers are checked. TensorFlow runs the stateful operations of
+a function one after the other, so a single `tf.print` in a cell would make the
+whole pipeline run serially: `run/chain.py` takes the cells out of that order,
+and the user is told that effects happen once a micro-batch, in any order
+between devices. A random operation is an error: re-materialisation would draw
+other numbers than the forward pass, and the gradient would be wrong.
 
-The storage of a model's variables is for nobody to use beside their values.
-What the model reads of a variable, it gets as an argument, and what it assigns,
-it returns. Storage that it uses by itself would be that of the last mini-batch,
-would be changed once a micro-batch, and would have no gradient.
+Cells use the values of a model's variables, never their storage. A value that
+the model reads is an argument, and one that it assigns is a result. Storage
+that it used directly would hold the values of the last mini-batch, would change
+once a micro-batch, and would have no gradient.
 
 A `tf.Variable` that is not of the model, and that it does not assign, is read
 once in a step, see `graphs/cut.py`. Where a loop, a branch or a lookup reads
@@ -28,7 +28,8 @@ later.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -57,14 +58,19 @@ from tfgpipe.graphs import (
 class Tracer:
     """Traces models, and cuts cells; equal ones once.
 
-    XLA (`jit_compile`) draws other random numbers from a seed than TensorFlow
-    does, so it compiles all functions or none. `gradient_dtype` is that in
-    which the gradients of weights are summed; None for that of each weight.
-    `is_split` is whether there are several micro-batches: what XLA compiles
-    then both begins the sums and adds to them, and so is compiled once.
+    XLA draws other random numbers from a seed than TensorFlow does, so it
+    compiles all functions or none.
+
+    Args:
+        jit_compile: Whether XLA compiles the functions.
+        gradient_dtype: The dtype of the sums of gradients; None for the dtype
+            of each weight.
+        is_split: Whether there are several micro-batches: a function that XLA
+            compiles then both begins the sums and adds to them, so that it is
+            compiled once.
 
     Attributes:
-        compiles: Whether XLA compiles the functions of cells.
+        compiles: Whether XLA compiles the functions.
     """
 
     def __init__(
@@ -76,10 +82,13 @@ class Tracer:
         begins_sums = jit_compile and is_split
         self._options = TraceOptions(jit_compile, gradient_dtype, begins_sums)
         self.compiles = jit_compile
-        self._known: dict[Any, CellFunctions] = {}
+        self._functions: dict[Hashable, CellFunctions] = {}
 
-    def led(self, x: Any) -> Any:
-        """The mini-batch behind an operation that shortens the first step."""
+    def unanalysed(self, x: Any) -> Any:
+        """Returns a nest of tensors whose users TensorFlow does not analyse.
+
+        It would do so before the first step, see `internals.analysis_stopper`.
+        """
         if self._options.jit_compile:
             return x
         with tf.control_dependencies([internals.analysis_stopper()]):
@@ -120,9 +129,14 @@ class Tracer:
     ) -> list[CellTasks]:
         """Cuts the tasks of each cell out of a graph.
 
-        `indices` belong to each use of a weight and its lookups; `ways` says of
-        each cell how much of what its backward pass needs it may keep, and
-        whether that goes to the host. None: all of it, which stays.
+        Args:
+            made: The graph, differentiated.
+            cells: The cells.
+            indices: For each use of a weight, and each lookup, how indices
+                differ between micro-batches.
+            ways: For each cell the share of the bytes for its backward pass
+                that it may keep, and whether it keeps them on the host.
+                Defaults to all of them, on the device.
         """
         parts = parts_of(made, len(cells), indices)
         if self._options.jit_compile:
@@ -131,21 +145,24 @@ class Tracer:
             first = [names.device_types(cell.devices)[0] for cell in cells]
             warn_of_host(parts, first)
         ways = ways or [(1.0, False)] * len(cells)
-        each = zip(parts, cells, ways, strict=True)
-        return [self._tasks(part, cell, *way) for part, cell, way in each]
+        return [
+            CellTasks(part, self._functions_of(part, cell, *way))
+            for part, cell, way in zip(parts, cells, ways, strict=True)
+        ]
 
-    def _tasks(
+    def _functions_of(
         self, part: Part, cell: Cell, share: float, is_sent: bool
-    ) -> CellTasks:
+    ) -> CellFunctions:
+        """Returns the functions of an equal part, or cuts them."""
         types = names.device_types(cell.devices)
         replaced = [gradient_sums.is_replaced(u.variable) for u in part.uses]
         facts = [*types, part.indices, replaced, share, is_sent]
         key = part_key(part, facts)
-        if key not in self._known:
-            self._known[key] = CellFunctions(part, types, share, is_sent)
-        found = self._known[key]
-        if found.kept_share > share:
-            least = math.ceil(100 * found.kept_share) / 100
+        if key not in self._functions:
+            self._functions[key] = CellFunctions(part, types, share, is_sent)
+        functions = self._functions[key]
+        if functions.kept_share > share:
+            least = math.ceil(100 * functions.kept_share) / 100
             raise ValueError(
                 "`remat` must let a cell keep what cannot be computed again: "
                 "loops, conditions and what has state. Expected: at least "
@@ -153,39 +170,15 @@ class Tracer:
                 f'remat={share:g}. Pass "always", "never", or a share of that, '
                 "if it is below 1, in a dict for this cell alone."
             )
-        cell.traced_as.add(found.part.index)
-        return CellTasks(part, found)
+        cell.traced_as.add(functions.part.index)
+        return functions
 
 
-_RANDOM = {
-    "AllCandidateSampler",
-    "FixedUnigramCandidateSampler",
-    "LearnedUnigramCandidateSampler",
-    "LogUniformCandidateSampler",
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoisson",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "RngReadAndSkip",
-    "RngSkip",
-    "SampleDistortedBoundingBox",
-    "SampleDistortedBoundingBoxV2",
-    "StatefulRandomBinomial",
-    "StatefulStandardNormal",
-    "StatefulStandardNormalV2",
-    "StatefulTruncatedNormal",
-    "StatefulUniform",
-    "StatefulUniformFullInt",
-    "StatefulUniformInt",
-    "ThreadUnsafeUnigramCandidateSampler",
-    "TruncatedNormal",
-    "UniformCandidateSampler",
-}
+# Stateful operations that draw random numbers.
+_RANDOM = re.compile(
+    "(?!Stateless).*(Random|Rng|Multinomial|CandidateSampler|TruncatedNormal|"
+    "DistortedBoundingBox|StatefulUniform|StatefulStandardNormal)"
+)
 
 
 def _check_operations(
@@ -196,9 +189,7 @@ def _check_operations(
 ) -> None:
     """Warns of stateful operations and refuses random ones.
 
-    `recomputes` says for each cell whether the backward pass computes it again,
-    `is_split` whether there are several micro-batches. One micro-batch in one
-    cell has the effects that it has in plain Keras.
+    One micro-batch in one cell has the effects that it has in plain Keras.
 
     Raises:
         ValueError: If the recomputation would draw other random numbers, or
@@ -206,16 +197,15 @@ def _check_operations(
     """
     if not stateful_kinds(traced.operations):
         return
-    # The last one is the head: losses and metrics may check what they get.
+    # The last one is the head: losses and metrics may check their arguments.
     ends = [section.start for section in traced.sections[1:]]
     for section, k, end in zip(traced.sections, traced.cells, ends):
-        found = stateful_kinds(traced.operations[section.start : end])
-        if not found:
+        kinds = sorted(stateful_kinds(traced.operations[section.start : end]))
+        if not kinds:
             continue
-        cell = cells[k]
-        random = sorted(found & _RANDOM)
+        cell, layer = cells[k], section.words
+        random = [*filter(_RANDOM.match, kinds)]
         has_replicas = len(cell.devices) > 1
-        layer = section.words
         if random and (recomputes[k] or has_replicas):
             why, cure = (
                 ("With replicas", "train with one replica")
@@ -234,7 +224,7 @@ def _check_operations(
         if is_split or len(cells) > 1:
             cell.warn_of(
                 layer,
-                f"of cell {cell.number} runs {', '.join(sorted(found))}, which "
+                f"of cell {cell.number} runs {', '.join(kinds)}, which "
                 "has side effects. They happen once for every micro-batch, and "
                 "in no order between devices.",
             )
@@ -246,10 +236,10 @@ def _check_captured(traced: TracedModel) -> None:
     Branches, loops and functions capture through it.
     """
     places = traced.places
-    for outer, own in traced.graph.captures:
+    for outer, inner in traced.graph.captures:
         variable = internals.variable_of(outer)
         if variable is not None:
-            users = own.consumers()
+            users = inner.consumers()
             place = min((places[op.name] for op in users), default=0)
             section, k = traced.section_of(place), traced.cell_of(place)
             kinds = sorted({op.type for op in users})

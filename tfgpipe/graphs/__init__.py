@@ -17,6 +17,7 @@ from tfgpipe.graphs.cut import (
 from tfgpipe.graphs.flops import (
     LIKELY_ROWS,
     behind_identities,
+    num_bytes,
     operation_flops,
 )
 from tfgpipe.graphs.gradient_sums import (
@@ -71,6 +72,7 @@ __all__ = [
     "gradient_sums",
     "is_continuous",
     "lookups",
+    "num_bytes",
     "only_cast",
     "operation_flops",
     "part_key",

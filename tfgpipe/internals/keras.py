@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import random
 import sys
@@ -558,7 +559,7 @@ def build_losses_and_metrics(
             if not metrics.built:
                 metrics.build(y, y_pred)
     is_new = loss is not None and not loss.built
-    if overrides(model, "compute_loss") and (
+    if "compute_loss" in overridden(model, keras.Model) and (
         is_new or not all(layer.built for layer in model._flatten_layers())
     ):
         with contextlib.suppress(Exception):  # it may need real tensors
@@ -572,12 +573,6 @@ def build_losses_and_metrics(
         except Exception:
             if not loss.built:  # twice, it would show each output's loss twice
                 loss.build(y, y_pred)
-
-
-def overrides(model: keras.Model, name: str) -> bool:
-    """Whether a method is not Keras's: that of a subclass, or of the object."""
-    own = getattr(type(model), name) is not getattr(keras.Model, name)
-    return own or name in vars(model)
 
 
 def compiled_loss(model: keras.Model) -> Any:
@@ -1281,6 +1276,36 @@ def is_keras_function(thing: Any) -> bool:
         return False
     module = sys.modules.get(thing.__module__)
     return getattr(module, getattr(thing, "__name__", ""), None) is thing
+
+
+def overridden(thing: Any, base: type | None = None) -> set[str]:
+    """Returns the names that an object or its class defines anew.
+
+    Args:
+        thing: An object of a class of Keras, or of a subclass.
+        base: The class with which it is compared. Defaults to the first class
+            of Keras among those that it inherits from.
+    """
+    cls = type(thing)
+    base = base or next(filter(is_keras, cls.__mro__), object)
+    names = set()
+    for name in dir(cls):
+        value = inspect.getattr_static(cls, name, None)
+        is_new = value is not inspect.getattr_static(base, name, None)
+        is_replacing = not name.startswith("_") and hasattr(base, name)
+        if is_new and (is_replacing or hasattr(value, "__get__")):
+            names.add(name)
+    for name, value in vars(thing).items():
+        method = getattr(cls, name, None)
+        if callable(method) and not _wraps(value, method, thing):
+            names.add(name)
+    return names
+
+
+def _wraps(function: Any, method: Any, thing: Any) -> bool:
+    """Returns whether Keras has wrapped a method, as it does with `build`."""
+    wrapped = getattr(function, "__wrapped__", None)
+    return is_keras(function) and wrapped == method.__get__(thing)
 
 
 def names_kept() -> contextlib.AbstractContextManager[None]:

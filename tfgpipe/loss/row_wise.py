@@ -126,7 +126,7 @@ def loss_adds_up(
     All others are nests of specs, `keras.KerasTensor`s.
     """
     compiled = internals.compiled_loss(model)
-    if internals.overrides(model, "compute_loss"):
+    if "compute_loss" in internals.overridden(model, keras.Model):
         return False
     if compiled is None:
         return True  # only `add_loss` and regularisers
@@ -183,7 +183,7 @@ def metrics_add_up(
 
     The arguments are those of `loss_adds_up`.
     """
-    if internals.overrides(model, "compute_metrics"):
+    if "compute_metrics" in internals.overridden(model, keras.Model):
         return False
     compiled = internals.compiled_metrics(model)
     if compiled is None:
@@ -224,7 +224,9 @@ def refusals(
     The arguments are those of `loss_adds_up`.
     """
     compiled = internals.compiled_loss(model)
-    if compiled is None or internals.overrides(model, "compute_loss"):
+    if compiled is None or "compute_loss" in internals.overridden(
+        model, keras.Model
+    ):
         return []
     found: list[str] = []
 

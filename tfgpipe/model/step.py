@@ -422,7 +422,7 @@ class TrainingSteps(Hooks):
     def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
         """What `fit` shows, when what is not finite is undone."""
         skipped = guard.end()
-        if not internals.overrides(self, "compute_metrics"):
+        if "compute_metrics" not in internals.overridden(self, keras.Model):
             logs = self.get_metrics_result()  # as they are now
         return {**logs, **skipped}
 

@@ -239,7 +239,7 @@ class LoneLayer:
             for value, dtype in zip(values.weights, tasks.weight_dtypes)
         ]
         return {
-            **by_reference(part.takes, self._tracer.led(values.takes)),
+            **by_reference(part.takes, self._tracer.unanalysed(values.takes)),
             **by_reference(part.takes_back, values.takes_back),
         }, tasks.pack_weights(weights)
 

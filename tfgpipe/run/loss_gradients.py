@@ -84,7 +84,7 @@ def counts_ahead(
             if not wanted:
                 continue
             values, weights = known(k, m)
-            own = tasks[k].values({**values, **found}, weights)
+            own = tasks[k].arguments({**values, **found}, weights)
             with tf.device(device(k, m)):
                 found.update(by_reference(wanted, function(own)))
         counts.append([found[t.ref()] for t in traced.counts])

@@ -14,7 +14,6 @@ from tfgpipe.cells import (
     CellTasks,
     HeadTasks,
     ModelCall,
-    TasksBesideMetrics,
     Tracer,
     cell_of_call,
     counts_of_shards,
@@ -83,7 +82,7 @@ class MiniBatch:
         self._tracer = tracer
         self.remat = remat
         inputs, own_labels = self._split(
-            tracer.led(x), labels, num_micro_batches
+            tracer.unanalysed(x), labels, num_micro_batches
         )
         is_split = self.micro_batches.count > 1
         self.call = ModelCall(
@@ -232,8 +231,8 @@ class MiniBatch:
                 self.cells[-1].head_parts,
                 {id(v) for v in self.call.metric_state},
             )
-        elif self._has_metrics_beside(tasks[-1]):
-            tasks[-1] = TasksBesideMetrics(
+        elif self.call.head and self._has_metrics_beside(tasks[-1]):
+            tasks[-1] = CellTasks(
                 tasks[-1].part,
                 tasks[-1].functions,
                 {id(v) for v in self.call.head.metric_state},
@@ -249,8 +248,7 @@ class MiniBatch:
         """
         types = names.device_types(self.cells[-1].devices)
         return (
-            self.call.head is not None
-            and _HOST not in types
+            _HOST not in types
             and not last.functions.options.jit_compile
             and not last.functions.totals
         )

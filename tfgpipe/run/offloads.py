@@ -6,7 +6,7 @@ back one task before it is used. Meanwhile the device holds none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -56,7 +56,7 @@ class Offloads:
 
         return [], work, take
 
-    def _values(self, op: Op) -> tuple[list[tf.Tensor], Callable]:
+    def _values(self, op: Op) -> tuple[Sequence[tf.Tensor], Callable]:
         """What is kept, and what takes it when it has been sent."""
         key = op.cell, op.micro_batch
         kept = self._kept[key]

@@ -33,7 +33,7 @@ from tfgpipe.cells import (
     SectionCall,
     is_named,
     is_whole,
-    makers,
+    nonempty_sections,
     outline,
 )
 from tfgpipe.checks import is_amount
@@ -192,7 +192,7 @@ class Source:
 
         Notes how many steps each call is, and what it was given.
         """
-        filled = makers(sections, num_operations)
+        filled = nonempty_sections(sections, num_operations)
         if not self.calls:
             return filled
         own: list[list[int]] = [[] for _ in self.calls]

@@ -13,7 +13,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.cells import TasksBesideMetrics
+from tfgpipe.cells import CellTasks
 from tfgpipe.run import mini_batch
 
 LONG = 60  # seconds: it ends as soon as what it waits for is there
@@ -60,15 +60,19 @@ def through(function, tensor):
 @pytest.fixture
 def before_metrics(monkeypatch):
     """Has the metrics of a micro-batch begin with a call of a function."""
-    original = TasksBesideMetrics.metrics
+    original = CellTasks.metrics
 
     def set_to(function):
         def metrics(self, values, weights, kept):
-            (*others, last) = kept.shown
-            shown = [*others, through(function, last)]
-            return original(self, values, weights, kept._replace(shown=shown))
+            if not kept.for_metrics:
+                return None
+            (*others, last) = kept.for_metrics
+            inputs = [*others, through(function, last)]
+            return original(
+                self, values, weights, kept._replace(for_metrics=inputs)
+            )
 
-        monkeypatch.setattr(TasksBesideMetrics, "metrics", metrics)
+        monkeypatch.setattr(CellTasks, "metrics", metrics)
 
     return set_to
 
@@ -131,7 +135,7 @@ def test_outputs_of_two_micro_batches_at_most_wait_for_metrics(before_metrics):
 
 def test_metrics_exchange_tensors_apart_from_other_tasks(monkeypatch):
     """Two calls on a device would take each other's: see `share_rendezvous`."""
-    original, sharing = TasksBesideMetrics.metrics, []
+    original, sharing = CellTasks.metrics, []
 
     def metrics(self, *given):
         with monkeypatch.context() as inside:
@@ -140,7 +144,7 @@ def test_metrics_exchange_tensors_apart_from_other_tasks(monkeypatch):
         return made[-1]
 
     made = []
-    monkeypatch.setattr(TasksBesideMetrics, "metrics", metrics)
+    monkeypatch.setattr(CellTasks, "metrics", metrics)
     model = tfgpipe.GPipe([kl.Dense(2), kl.Dense(2)], 2, 2)
     model.compile("sgd", "mse", metrics=["mae"])
     model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
