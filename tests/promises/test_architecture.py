@@ -255,7 +255,7 @@ COPIES = {
     "devices/placement",
     "exactness/check",
     "exactness/layers",
-    "generation/groups",
+    "generation",
     "graphs/cut",
     "internals/keras",
     "loss/objective",

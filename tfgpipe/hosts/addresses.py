@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,12 +32,12 @@ class Host:
 
     @property
     def task(self) -> str:
-        """How TensorFlow calls it."""
+        """Returns the name that TensorFlow has for it."""
         return f"/job:{self.job}/replica:0/task:{self.index}"
 
     @property
     def address(self) -> str:
-        """Host and port."""
+        """Returns host and port."""
         return f"{self.name}:{self.port}"
 
     def __str__(self) -> str:
@@ -49,28 +50,28 @@ class Hosts:
 
     Attributes:
         all: Those with devices, in order.
-        own: Which of them is this process; `None` for a controller that has
+        here: Which of them is this process; `None` for a controller that has
             no devices in the run.
     """
 
     all: tuple[Host, ...]
-    own: Host | None = None
+    here: Host | None = None
 
     @property
     def controller(self) -> Host | None:
-        """The first, unless the controller is none of them."""
-        return None if self.own is None else self.all[0]
+        """Returns the first, unless the controller is none of them."""
+        return None if self.here is None else self.all[0]
 
     @property
     def others(self) -> tuple[Host, ...]:
-        """All but this process."""
-        return tuple(host for host in self.all if host != self.own)
+        """Returns all but this process."""
+        return tuple(host for host in self.all if host != self.here)
 
 
 def given(
     workers: str | None, environment: Mapping[str, str] = os.environ
 ) -> Hosts | None:
-    """The hosts that the user or TF_CONFIG names.
+    """Returns the hosts that the user or TF_CONFIG names.
 
     Args:
         workers: host:port,host:port; `None` for none.
@@ -94,7 +95,7 @@ def given(
 
 
 def of_workers(workers: Any) -> Hosts:
-    """The hosts of workers, with a controller that is none of them.
+    """Returns the hosts of workers, with a controller that is none of them.
 
     Args:
         workers: host:port,host:port.
@@ -108,14 +109,14 @@ def of_workers(workers: Any) -> Hosts:
     ['host0:2222', 'host1:2222']
     """
     received = f"workers={workers!r}"
-    given = workers.split(",") if isinstance(workers, str) else [workers]
-    return Hosts(_hosts("worker", given, received))
+    texts = workers.split(",") if isinstance(workers, str) else [workers]
+    return Hosts(_hosts("worker", texts, received))
 
 
 def device_names(
     hosts: Hosts, names: Mapping[str, list[str]], wanted: int
 ) -> list[str]:
-    """The devices of all hosts: accelerators, or else CPUs.
+    """Returns the devices of all hosts: accelerators, or else CPUs.
 
     Args:
         hosts: The hosts.
@@ -135,23 +136,23 @@ def device_names(
     by_host = {
         host: _begin(names[kind], (f"{host.task}/",)) for host in hosts.all
     }
-    lacking = [str(host) for host, own in by_host.items() if not own]
+    lacking = [str(host) for host, listed in by_host.items() if not listed]
     if lacking:
         raise ValueError(
             f"All hosts must have a {kind} where one has. Received: none on "
             f"{', '.join(lacking)}. Leave these hosts out, or hide the others' "
             "with CUDA_VISIBLE_DEVICES."
         )
-    found = [name for own in by_host.values() for name in own]
-    if len(found) < wanted:
-        counts = [f"{len(own)} of {host}" for host, own in by_host.items()]
+    devices = [name for listed in by_host.values() for name in listed]
+    if len(devices) < wanted:
+        counts = [f"{len(listed)} of {h}" for h, listed in by_host.items()]
         raise ValueError(
             "The replicas times the cells of each must be at most the number "
-            f"of devices. Received: {wanted} wanted, of {len(found)}: "
+            f"of devices. Received: {wanted} wanted, of {len(devices)}: "
             f"{', '.join(counts)}. Ask for fewer, or start more workers; those "
             "without accelerators split their CPU with --num_virtual_devices."
         )
-    return found
+    return devices
 
 
 def _begin(names: list[str], starts: tuple[str, ...]) -> list[str]:
@@ -165,7 +166,7 @@ def _from_tf_config(text: str) -> Hosts | None:
         cluster = config.get("cluster", {})
         jobs = {job: list(cluster[job]) for job in cluster if cluster[job]}
         task = config.get("task", {})
-        own = task.get("type"), int(task.get("index", 0))
+        job_and_index = task.get("type"), int(task.get("index", 0))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(
             f"TF_CONFIG must be JSON such as {_EXAMPLE}. "
@@ -184,34 +185,30 @@ def _from_tf_config(text: str) -> Hosts | None:
     for job in _JOBS:
         hosts += _hosts(job, jobs.get(job, []), received)
     _check_different(hosts, received)
-    found = [host for host in hosts if (host.job, host.index) == own]
-    if not found:
+    here = [h for h in hosts if (h.job, h.index) == job_and_index]
+    if not here:
         known = ", ".join(f"{host.job} {host.index}" for host in hosts)
         raise ValueError(
             "TF_CONFIG must say which task this process is. Expected: one of "
             f"{known}. Received: {received}. Set its task on each host, as in "
             f"{_EXAMPLE}."
         )
-    return Hosts(tuple(hosts), found[0]) if len(hosts) > 1 else None
+    return Hosts(tuple(hosts), here[0]) if len(hosts) > 1 else None
 
 
 def _hosts(job: str, addresses: list[Any], received: str) -> tuple[Host, ...]:
-    found = []
+    hosts = []
     for index, address in enumerate(addresses):
-        name, _, port = str(address).strip().rpartition(":")
-        if not name or "/" in name or not port.isascii() or not port.isdigit():
-            number = 0
-        else:
-            number = int(port)
-        if not 0 < number < 2**16:
+        parts = re.fullmatch(r"\s*([^/\s]+):([0-9]+)\s*", str(address))
+        if parts is None or not 0 < int(parts[2]) < 2**16:
             raise ValueError(
                 "Workers must be given as host:port, with ports from 1 to "
                 f"65535. Received: {address!r} in {received}. Write such as "
                 "host0:2222,host1:2222."
             )
-        found.append(Host(job, index, name, number))
-    _check_different(found, received)
-    return tuple(found)
+        hosts.append(Host(job, index, parts[1], int(parts[2])))
+    _check_different(hosts, received)
+    return tuple(hosts)
 
 
 def _check_different(hosts: list[Host], received: str) -> None:

@@ -2,6 +2,13 @@
 
 There is one controller: it traces the step, feeds the data, and writes the
 files. The others run what TensorFlow sends them, on their devices.
+
+A device may hang while the Python of its host lives. Where no step ends for a
+while, a thread asks each device of a host for a small operation: a device that
+computes has it done in the end. A step may take minutes, and an operation may
+wait for all of it: so what is waited for is a minute, or three times the
+longest step, if that is more. The first step, which traces and compiles, and
+the second one, which shows how long steps take, are not looked at.
 """
 
 import contextlib
@@ -11,17 +18,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfgpipe.checks import checked_bool, checked_counts, checked_positive
 from tfgpipe.devices import local
-from tfgpipe.hosts import handshake, link, port_filter, secret
+from tfgpipe.hosts import link, port_filter, secret
 from tfgpipe.hosts.addresses import Host, Hosts, device_names, of_workers
 from tfgpipe.hosts.link import Link
-from tfgpipe.hosts.progress import Progress, wait_until_silent
 from tfgpipe.monitor import device_memory
 
 _RETRY = 0.2  # seconds
@@ -90,14 +97,10 @@ def connect(
 
 
 class Cluster:
-    """The workers of a run, connected.
+    """The workers of a run, connected: a context manager, see `connect`.
 
     TensorFlow lists their devices then, under names such as
     "/job:worker/replica:0/task:1/device:CPU:0".
-
-    A context manager: leaving it tells the workers that the work is done. They
-    are free when this process has ended. If one is lost before, this process
-    ends, with a message and exit code 3: what was on it cannot be had back.
 
     Args:
         hosts: The hosts. This process must be the controller. See `connect`.
@@ -117,15 +120,6 @@ class Cluster:
     Raises:
         ValueError: If a host cannot be reached, is no worker or in use, or
             has other versions; or if there are too few devices.
-
-    Example:
-
-    ```python
-    with tfgpipe.hosts.connect("host0:2222,host1:2222") as cluster:
-        model = tfgpipe.GPipe(layers, devices=cluster.devices)
-        model.compile("adam", "mse")
-        model.fit(x, y, callbacks=[cluster.progress])
-    ```
     """
 
     def __init__(
@@ -175,15 +169,14 @@ class Cluster:
     # ------------------------------------------------------------- connecting
     def _connect(self, until: float, timeout: float) -> dict[Host, str]:
         """Reaches all workers; returns where TensorFlow's servers are."""
-        own = self._hosts.controller
-        this = f"process {os.getpid()} on {socket.gethostname()}"
-        name = str(own) if own else this
+        name = f"process {os.getpid()} on {socket.gethostname()}"
+        name = str(self._hosts.controller or name)
         addresses = {}
         problems = []
         for host in self._hosts.others:
             try:
                 answer = self._dial(host, name, until)
-            except handshake.Refused:
+            except secret.Refused:
                 problems.append(
                     f"{host} must have the same secret as this process. "
                     "Received: another one. Copy the file, which is "
@@ -191,7 +184,7 @@ class Cluster:
                     "otherwise, to all hosts."
                 )
                 continue
-            except handshake.Busy as error:
+            except secret.Busy as error:
                 problems.append(
                     f"{host} works for another controller, {error}, and "
                     f"still did after {timeout:g} s. Wait until that has "
@@ -202,7 +195,7 @@ class Cluster:
                 problems.append(
                     f"Cannot reach {host} within {timeout:g} s: {error}. Start "
                     "`tfgpipe worker` there, or this same command with the "
-                    "host's own TF_CONFIG; or wait longer."
+                    "host's TF_CONFIG; or wait longer."
                 )
                 continue
             problems += _compared(host, answer.get("fingerprint"))
@@ -222,7 +215,7 @@ class Cluster:
                     socket.create_connection((host.name, host.port), left)
                 )
                 try:
-                    answer = handshake.introduce(
+                    answer = secret.introduce(
                         connection, self._known, name, min(left, link.ANSWER)
                     )
                 except OSError:
@@ -230,7 +223,7 @@ class Cluster:
                     raise
                 self._links[host] = connection
                 return answer
-            except handshake.Refused:
+            except secret.Refused:
                 raise
             except OSError:
                 if time.monotonic() + _RETRY >= until:
@@ -239,16 +232,16 @@ class Cluster:
 
     def _try_ways(self, addresses: dict[Host, str]) -> list[str]:
         """Lets workers reach each other and the controller; what fails."""
-        own = self._hosts.controller
-        name = own.name if own else _own_name(self._links.values())
+        here = self._hosts.controller
+        name = here.name if here else _local_name(self._links.values())
         try:
             listener = socket.create_server(
-                (name, own.port if own else 0),
+                (name, here.port if here else 0),
                 family=socket.AF_INET6 if ":" in name else socket.AF_INET,
             )
         except OSError as error:
             return [
-                f"The port of {own}, this process, must be free: {error}. End "
+                f"The port of {here}, this process, must be free: {error}. End "
                 "what uses it, or name another in every host's TF_CONFIG."
             ]
         with listener:  # TensorFlow listens there afterwards
@@ -308,11 +301,11 @@ class Cluster:
         return port_filter.told(port, problem, "the workers' hosts")
 
     def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
-        own = self._hosts.controller
+        here = self._hosts.controller
         jobs: dict[str, dict[int, str]] = {}
         for host, address in addresses.items():
             jobs.setdefault(host.job, {})[host.index] = address
-        job, index = (own.job, own.index) if own else ("controller", 0)
+        job, index = (here.job, here.index) if here else ("controller", 0)
         jobs.setdefault(job, {})[index] = self._address
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name=job, task_index=index
@@ -343,9 +336,9 @@ class Cluster:
 
     def _watch_devices(self, host: Host) -> None:
         """Ends this process when the devices of a worker hang."""
-        own = [n for n in self.devices if n.startswith(f"{host.task}/")]
-        if own:
-            seconds = wait_until_silent(self.progress, own)
+        names = [n for n in self.devices if n.startswith(f"{host.task}/")]
+        if names:
+            seconds = wait_until_silent(self.progress, names)
             self._lose(
                 host,
                 f"its devices have answered nothing for {seconds:g} s, though "
@@ -427,9 +420,9 @@ def _followed(connection: Link, task: str) -> str:
     )
 
 
-def _own_name(links: Iterable[Link]) -> str:
-    """An address of this host that the workers know: that of the way there."""
-    names = [one.own_host for one in links]
+def _local_name(links: Iterable[Link]) -> str:
+    """Returns the address of this host on the way to the workers."""
+    names = [connection.near_host for connection in links]
     far = [name for name in names if not name.startswith("127.")]
     return (far or names)[0]
 
@@ -441,12 +434,100 @@ def _pair(address: str) -> tuple[str, int]:
 
 def _compared(host: Host, theirs: Any) -> list[str]:
     """Says whether a worker has other versions."""
-    own = link.fingerprint()
+    ours = link.fingerprint()
     theirs = theirs if isinstance(theirs, dict) else {}
     return [
         f"All hosts must have the same {what}. Received: {theirs.get(what)} "
-        f"on {host}, and {own[what]} here. Install the same there, and start "
+        f"on {host}, and {ours[what]} here. Install the same there, and start "
         "the worker again."
-        for what in own
-        if own[what] != theirs.get(what)
+        for what in ours
+        if ours[what] != theirs.get(what)
     ]
+
+
+# ------------------------------------------------------ devices that hang
+class Progress(keras.callbacks.Callback):
+    """Counts the steps that have ended.
+
+    Attributes:
+        count: Their number.
+        is_training: Whether more are to come.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.is_training = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """From here on, steps are expected."""
+        self.is_training = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """They are no more: what comes then is not told."""
+        self.is_training = False
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Counts one."""
+        self.count += 1
+
+    on_test_batch_end = on_train_batch_end
+
+
+def wait_until_silent(
+    progress: Progress,
+    names: Sequence[str],
+    ask: Callable[[Sequence[str]], threading.Event] | None = None,
+) -> float:
+    """Returns when no step ends and devices do not answer.
+
+    Its waits are counted, not the time: that in which this process was stopped
+    does not count.
+
+    Args:
+        progress: The steps that have ended.
+        names: Of the devices.
+        ask: Asks them for a sign of life; its event is set when all have
+            given one.
+
+    Returns:
+        For how many seconds they have not answered.
+    """
+    ask = ask or ask_devices
+    seen, waits, longest, silent = 0, 0, link.BEATS, 0
+    asked: threading.Event | None = None
+    while silent < longest:
+        time.sleep(link.BEAT)
+        waits += 1
+        if progress.count != seen:
+            if seen:
+                longest = max(longest, 3 * waits)
+            seen, waits, silent, asked = progress.count, 0, 0, None
+        elif not progress.is_training:
+            waits, silent, asked = 0, 0, None
+        elif seen < 2:
+            pass
+        elif asked is None or asked.is_set():
+            asked, silent = ask(names), 0
+        else:
+            silent += 1
+    return silent * link.BEAT
+
+
+def ask_devices(names: Sequence[str]) -> threading.Event:
+    """Asks devices for a sign of life."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            for name in names:
+                with tf.device(name):
+                    (tf.constant(1.0) + 1.0).numpy()
+        except tf.errors.OpError:
+            pass  # the host is lost, which others notice and tell
+        answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answered

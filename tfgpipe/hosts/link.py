@@ -6,12 +6,12 @@ When either end is killed its system closes the connection, and the other end
 knows at once; when a host or the network dies, after `SILENCE` seconds, whether
 something was sent meanwhile or not; and the controller, when a worker is
 stopped or hangs, after `BEATS` beats, a minute. Devices that hang are noticed
-by `progress.py`.
+by the controller.
 
 Whatever is sent, a message is an object of JSON, of limited size, that is there
 in limited time, or the line is closed.
 
-Messages, in this order, after those of `handshake.py`:
+Messages, in this order, after the handshake of `secret.py`:
 
     controller  {"hosts": [names and addresses of all]}
     worker      {"open": whether TensorFlow's port is, to everybody}
@@ -50,14 +50,14 @@ class Link:
         connection: The connected socket.
 
     Attributes:
-        own_host: Address of this host, as the other one sees it.
-        far_host: That of the other one, as this one sees it.
+        near_host: Address of this host, as the other one sees it.
+        far_host: Address of the other one, as this one sees it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = b""
-        self.own_host = connection.getsockname()[0]
+        self.near_host = connection.getsockname()[0]
         self.far_host = connection.getpeername()[0]
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (  # not all systems have them
@@ -73,7 +73,7 @@ class Link:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Returns the socket's number, for `select`."""
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
@@ -85,7 +85,7 @@ class Link:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout: float | None = None) -> dict[str, Any]:
-        """The next message.
+        """Returns the next message.
 
         Args:
             timeout: Seconds to wait for all of it; `None` waits for ever.
@@ -124,7 +124,7 @@ class Link:
 
     @property
     def has_message(self) -> bool:
-        """Whether one was received along with the last."""
+        """Returns whether one was received along with the last."""
         return b"\n" in self._received
 
     def cut(self) -> None:
@@ -139,7 +139,7 @@ class Link:
 
 @functools.cache
 def fingerprint() -> dict[str, str]:
-    """What must be the same on all hosts: versions, and this code."""
+    """Returns what must be the same on all hosts: versions, this code."""
     root = pathlib.Path(__file__).parents[1]
     code = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

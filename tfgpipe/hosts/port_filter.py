@@ -91,19 +91,19 @@ def told(port: int, problem: str | None, others: str) -> str:
 
 
 def addresses_of(names: Iterable[str]) -> list[str]:
-    """The addresses of hosts, by their names or addresses."""
-    found = []
+    """Returns the addresses of hosts, by their names or addresses."""
+    addresses = set()
     for name in names:
         with contextlib.suppress(OSError):  # told when it is to be reached
             for *_, address in socket.getaddrinfo(name, None):
-                found.append(str(address[0]).partition("%")[0])
-    return sorted({*found})
+                addresses.add(str(address[0]).partition("%")[0])
+    return sorted(addresses)
 
 
 def program(
     friends: Iterable[ipaddress.IPv4Address | ipaddress.IPv6Address],
 ) -> bytes:
-    """The filter, as the kernel takes it.
+    """Returns the filter, as the kernel takes it.
 
     Args:
         friends: From where packets are let through.
@@ -160,19 +160,19 @@ def _passing(version: int, words: Sequence[int | None]) -> list[_Line]:
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
-    """What listens on a port in this process; TensorFlow's own is left open."""
+    """Yields what listens on a port in this process, and leaves it open."""
     for name in os.listdir("/proc/self/fd"):
         try:
-            found = socket.socket(fileno=os.dup(int(name)))
+            copy = socket.socket(fileno=os.dup(int(name)))
         except OSError:  # no socket, or closed meanwhile
             continue
-        with found:
+        with copy:
             try:
-                listens = found.getsockopt(
+                listens = copy.getsockopt(
                     socket.SOL_SOCKET, socket.SO_ACCEPTCONN
                 )
-                is_it = bool(listens) and found.getsockname()[1] == port
+                is_it = bool(listens) and copy.getsockname()[1] == port
             except (OSError, IndexError):
                 continue
             if is_it:
-                yield found
+                yield copy

@@ -1,8 +1,15 @@
-"""What the hosts of a run know in common, and strangers do not.
+"""The secret of all hosts, and how they show that they know it.
 
 A file with a long random text, the same on all hosts, readable by its owner
 alone. It is never sent: each side shows that it knows it, by a hash of it with
-numbers that both have just drawn (HMAC, RFC 2104).
+numbers that both have just drawn (HMAC, RFC 2104). So a connection begins:
+
+    worker      {"nonce": W}
+    controller  {"nonce": C, "controller": "process 7 on host0",
+                 "proof": of "controller", W, C}
+    worker      {"fingerprint": {...}, "port": of TensorFlow's server,
+                 "proof": of "worker", W, C}
+             or {"busy_with": its controller}, or {"refused": why}; it hangs up
 """
 
 import contextlib
@@ -12,13 +19,18 @@ import os
 import pathlib
 import secrets
 import stat
+from collections.abc import Callable
+from typing import Any
+
+from tfgpipe.hosts import link
+from tfgpipe.hosts.link import Link
 
 _DEFAULT = pathlib.Path("~/.config/tfgpipe/secret")
 _SHORTEST = 16  # bytes
 
 
 def read(path: str | None = None) -> bytes:
-    """The secret.
+    """Returns the secret.
 
     Args:
         path: The file. `None` for ~/.config/tfgpipe/secret, which is made if
@@ -32,33 +44,34 @@ def read(path: str | None = None) -> bytes:
         if path is None and not file.exists():
             _make(file)
         others = stat.S_IMODE(file.stat().st_mode) & 0o077
-        found = file.read_bytes().strip()
+        secret = file.read_bytes().strip()
     except OSError as error:
         raise ValueError(
             "`secret_file` must be a file that can be read. Received: "
-            f"{str(file)!r}, which gives: {error}. Copy that of another host."
+            f"{str(file)!r}, which gives: {error}. Copy the file of another "
+            "host."
         ) from error
     if others:
         raise ValueError(
             "`secret_file` must be readable by its owner alone. Received: "
             f"{str(file)!r}, which others may read, too: chmod 600 {file}"
         )
-    if len(found) < _SHORTEST:
+    if len(secret) < _SHORTEST:
         raise ValueError(
             f"`secret_file` must hold at least {_SHORTEST} bytes. Received: "
-            f"{str(file)!r} with {len(found)}. Write, such as, the output of "
+            f"{str(file)!r} with {len(secret)}. Write, such as, the output of "
             "`openssl rand -hex 32`."
         )
-    return found
+    return secret
 
 
 def nonce() -> str:
-    """A number that was never used before."""
+    """Returns a number that was never used before."""
     return secrets.token_hex(16)
 
 
 def proof(secret: bytes, role: str, *nonces: str) -> str:
-    """What only somebody with the secret can say.
+    """Returns what only somebody with the secret can say.
 
     Args:
         secret: The secret.
@@ -70,10 +83,10 @@ def proof(secret: bytes, role: str, *nonces: str) -> str:
     return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
-def is_proof(given: object, expected: str) -> bool:
-    """Whether something that was received is a proof."""
-    return isinstance(given, str) and hmac.compare_digest(
-        given.encode(errors="backslashreplace"), expected.encode()
+def is_proof(received: object, expected: str) -> bool:
+    """Returns whether something that was received is a proof."""
+    return isinstance(received, str) and hmac.compare_digest(
+        received.encode(errors="backslashreplace"), expected.encode()
     )
 
 
@@ -87,3 +100,82 @@ def _make(file: pathlib.Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.link(whole, file)
     whole.unlink()
+
+
+# -------------------------------------------------------------- the handshake
+class Refused(ConnectionError):
+    """The other side does not know the secret."""
+
+
+class Busy(ConnectionError):
+    """A worker has a controller; the error's text says which."""
+
+
+def admit(
+    connection: Link, known: bytes, take: Callable[[str], dict[str, Any]]
+) -> str | None:
+    """Lets a controller in that knows the secret.
+
+    Args:
+        connection: To whoever has connected.
+        known: The secret.
+        take: Takes a controller of some name; returns what to answer.
+
+    Returns:
+        The name of the controller, if it was taken; None if not.
+
+    Raises:
+        OSError: If it is no controller, or one without the secret.
+    """
+    ours = nonce()
+    connection.send(nonce=ours)
+    hello = connection.receive(link.HELLO)
+    theirs, name = hello.get("nonce"), hello.get("controller")
+    if not isinstance(theirs, str) or not isinstance(name, str):
+        raise ConnectionError("it is no controller")
+    expected = proof(known, "controller", ours, theirs)
+    if not is_proof(hello.get("proof"), expected):
+        connection.send(refused="it has another secret")
+        raise Refused("it has another secret")
+    answer = take(name[:200])
+    connection.send(**answer, proof=proof(known, "worker", ours, theirs))
+    return None if "busy_with" in answer else name[:200]
+
+
+def introduce(
+    connection: Link, known: bytes, name: str, timeout: float
+) -> dict[str, Any]:
+    """Shows a worker that this controller knows the secret.
+
+    Args:
+        connection: To a worker.
+        known: The secret.
+        name: Of this controller.
+        timeout: Seconds for each answer.
+
+    Returns:
+        The answer of a worker that is free.
+
+    Raises:
+        Refused: If one of the two does not know the secret.
+        Busy: If it has another controller.
+        OSError: If it is no worker, or does not answer.
+    """
+    theirs = connection.receive(timeout).get("nonce")
+    if not isinstance(theirs, str):
+        raise ConnectionError("no worker answers")
+    ours = nonce()
+    connection.send(
+        nonce=ours,
+        controller=name,
+        proof=proof(known, "controller", theirs, ours),
+    )
+    answer = connection.receive(timeout)
+    expected = proof(known, "worker", theirs, ours)
+    if "refused" in answer or not is_proof(answer.get("proof"), expected):
+        raise Refused("it has another secret")
+    if "busy_with" in answer:
+        raise Busy(str(answer["busy_with"]))
+    if not isinstance(answer.get("port"), int):
+        raise ConnectionError("no worker answers")
+    return answer

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.devices import local
-from tfgpipe.hosts import handshake, link, port_filter
+from tfgpipe.hosts import link, port_filter, secret
 from tfgpipe.hosts.addresses import Hosts
 from tfgpipe.hosts.link import Link
 from tfgpipe.monitor import device_memory
@@ -143,7 +143,7 @@ class Worker:
             return answer
 
         try:
-            name = handshake.admit(stranger, self._known, take)
+            name = secret.admit(stranger, self._known, take)
         except OSError:
             name = None
             if taken:  # it went away before it heard of it
@@ -187,18 +187,23 @@ class Worker:
                 if code is None:
                     raise
                 return code  # it has ended, and its devices are not in use
-            if "hosts" in message:
-                names = [*_names(message["hosts"]), connection.far_host]
-                problem = self._open_to(names)
-                connection.send(open=problem is not None)
-            if "reach" in message:
-                addresses = _addresses(message["reach"])
-                connection.send(unreachable=_unreachable(addresses))
-                beat = time.monotonic()
-            code = _code(message.get("end", code))
+            try:
+                if "hosts" in message:
+                    problem = self._open_to(
+                        [*map(str, message["hosts"]), connection.far_host]
+                    )
+                    connection.send(open=problem is not None)
+                if "reach" in message:
+                    ways = [(str(n), int(p)) for n, p in message["reach"]]
+                    connection.send(unreachable=_unreachable(ways))
+                    beat = time.monotonic()
+                if "end" in message:
+                    code = int(message["end"]) % 256
+            except (TypeError, ValueError) as error:
+                raise ConnectionError("it sent what it should not") from error
 
     def _open_to(self, names: Iterable[str]) -> str | None:
-        """Opens TensorFlow's port to hosts alone; or why it is open to all."""
+        """Opens TensorFlow's port to hosts alone; or returns why it cannot."""
         if not self._closes:
             return "any host is allowed"
         try:
@@ -214,50 +219,15 @@ class Worker:
         return port_filter.told(port, problem, "the hosts of its controller")
 
 
-def _names(given: Any) -> list[str]:
-    """Names of hosts that a controller has sent.
-
-    Raises:
-        ConnectionError: If they are something else.
-    """
-    if not isinstance(given, list) or not all(
-        isinstance(name, str) for name in given
-    ):
-        raise ConnectionError("it sent no hosts")
-    return given
-
-
-def _addresses(given: Any) -> list[tuple[str, int]]:
-    """Pairs of host and port that a controller has sent.
-
-    Raises:
-        ConnectionError: If they are something else.
-    """
-    try:
-        found = [(str(name), int(port)) for name, port in given]
-    except (TypeError, ValueError):
-        found = None
-    if found is None or not all(0 < port < 2**16 for _, port in found):
-        raise ConnectionError("it sent no addresses")
-    return found
-
-
-def _code(given: Any) -> int | None:
-    """An exit code that a controller has sent, if it has."""
-    if given is None or (isinstance(given, int) and 0 <= given < 256):
-        return given
-    raise ConnectionError("it sent no exit code")
-
-
 def _unreachable(addresses: list[tuple[str, int]]) -> list[str]:
-    """Of these (host, port), those that do not answer, and why."""
-    found = []
+    """Returns those of (host, port) that do not answer, and why."""
+    problems = []
     for name, port in addresses:
         try:
             socket.create_connection((name, port), link.ANSWER / 4).close()
-        except OSError as error:
-            found.append(f"{name}:{port}: {error}")
-    return found
+        except (OSError, OverflowError) as error:
+            problems.append(f"{name}:{port}: {error}")
+    return problems
 
 
 def start(
@@ -322,15 +292,15 @@ def serve_once(
     Raises:
         ValueError: If this process's port cannot be had.
     """
-    own = hosts.own
-    if own is None:
+    here = hosts.here
+    if here is None:
         raise ValueError(
             "`hosts` must say which of them this process is. Received: "
             f"hosts={hosts}."
         )
-    worker = start(own.port, num_virtual_devices, known, own.name, closes)
+    worker = start(here.port, num_virtual_devices, known, here.name, closes)
     print(
-        f"{program}: {own} is ready. It waits up to {timeout:g} s for the "
+        f"{program}: {here} is ready. It waits up to {timeout:g} s for the "
         f"controller, {hosts.controller}.",
         flush=True,
     )

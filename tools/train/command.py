@@ -82,7 +82,7 @@ def _main(argv: list[str]) -> int:
             return _run(experiment, placement.tpu_cores(experiment))
         found = addresses.given(FLAGS.workers)
         num_devices = placement.split_cpu(experiment, found)
-        if found is not None and found.own not in (None, found.controller):
+        if found is not None and found.here not in (None, found.controller):
             return worker.serve_once(
                 "tools.train",
                 found,

@@ -238,7 +238,7 @@ def split_cpu(
     """
     needed = _num_devices(experiment)
     asked = FLAGS.num_virtual_devices
-    if found is not None and found.own is None:
+    if found is not None and found.here is None:
         if asked:
             raise ValueError(
                 "--num_virtual_devices must not be given with --workers. "
@@ -257,7 +257,7 @@ def split_cpu(
         )
     if not asked and local.has_accelerator():
         return None
-    if found is None or found.own in (None, found.controller):
+    if found is None or found.here in (None, found.controller):
         local.split_cpu(asked or needed)
     return asked or needed
 

@@ -20,7 +20,7 @@ def test_workers_are_in_the_order_of_the_flag():
         "worker 1 at 10.0.0.1:1",
     ]
     assert found.all[1].task == "/job:worker/replica:0/task:1"
-    assert found.own is None and found.controller is None
+    assert found.here is None and found.controller is None
     assert found.others == found.all
 
 
@@ -45,8 +45,8 @@ def test_one_host_needs_neither():
 def test_controller_is_the_chief_or_the_first_worker(cluster, task, controller):
     found = addresses.given(None, tf_config(*task, **cluster))
     assert str(found.controller) == controller == str(found.all[0])
-    assert (found.own.job, found.own.index) == task
-    assert found.own not in found.others
+    assert (found.here.job, found.here.index) == task
+    assert found.here not in found.others
     assert len(found.others) == len(found.all) - 1
 
 

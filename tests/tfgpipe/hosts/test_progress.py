@@ -5,8 +5,8 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tfgpipe.hosts import link, progress
-from tfgpipe.hosts.progress import Progress, ask_devices, wait_until_silent
+from tfgpipe.hosts import controller, link
+from tfgpipe.hosts.controller import Progress, ask_devices, wait_until_silent
 
 
 class Stopped(Exception):
@@ -44,7 +44,7 @@ def story(monkeypatch):
             return event
 
         left = iter(range(400))
-        monkeypatch.setattr(progress.time, "sleep", sleep)
+        monkeypatch.setattr(controller.time, "sleep", sleep)
         return wait_until_silent(watched, ["CPU:0"], ask), asked
 
     return run

@@ -46,7 +46,7 @@ def test_bad_file_is_an_error(tmp_path, text, mode, message):
 
 
 def test_missing_file_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="Copy that of another host"):
+    with pytest.raises(ValueError, match="Copy the file of another"):
         secret.read(str(tmp_path / "secret"))
 
 

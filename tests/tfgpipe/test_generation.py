@@ -13,8 +13,8 @@ from keras_hub import samplers
 from tiny_presets import prompts
 
 import tfgpipe
+from tfgpipe import generation
 from tfgpipe.devices import names
-from tfgpipe.generation import groups
 
 CPUS = ["CPU:1", "CPU:2"]
 SAMPLERS = {
@@ -202,7 +202,7 @@ def test_neither_caches_nor_weights_are_sent(kind):
 
 def test_loop_would_send_caches_otherwise(monkeypatch):
     """Of tasks whose `generate` is not replaced: so the test above can fail."""
-    monkeypatch.setattr(groups, "can_generate", lambda task: False)
+    monkeypatch.setattr(generation, "can_generate", lambda task: False)
     task = small()
     pipeline_of(task, m=1)
     task.compile(sampler="greedy")
