@@ -120,6 +120,15 @@ class Cluster:
     Raises:
         ValueError: If a host cannot be reached, is no worker or in use, or
             has other versions; or if there are too few devices.
+
+    Example:
+
+    ```python
+    with tfgpipe.hosts.connect("host0:2222,host1:2222") as cluster:
+        model = tfgpipe.GPipe(layers, devices=cluster.devices)
+        model.compile("adam", "mse")
+        model.fit(x, y, callbacks=[cluster.progress])
+    ```
     """
 
     def __init__(
