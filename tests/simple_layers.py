@@ -2,12 +2,10 @@
 
 import random
 
-from tfgpipe.costs.kept_bytes import KeptBytes
-from tfgpipe.costs.layer_size import Bytes, LayerSize
+from tfgpipe.costs import Activation, LayerSize, StepMemory
+from tfgpipe.costs.layer_size import Bytes
 from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import MEASURED, LayerSeconds
-
-NOTHING = Bytes(0, 0)
 
 
 def size(weights=0, live=8, kept=16, others=0, name="layer", crossing=4):
@@ -21,14 +19,17 @@ def size(weights=0, live=8, kept=16, others=0, name="layer", crossing=4):
         flops=1.0,
         live_bytes=live,
         float_bytes=live,
-        kept=KeptBytes(
-            inputs=Bytes(0, live),
-            outputs=NOTHING,
-            others=Bytes(0, kept),
+        memory=StepMemory(
+            inputs=(Activation(0, Bytes(0, live)),),
+            made=(
+                Activation(0, Bytes(0, kept)),
+                Activation(1, Bytes(0, live)),
+            ),
             crossing=Bytes(0, crossing),
-            sparse=NOTHING,
+            sparse=Bytes(0, 0),
             forward=Bytes(0, others),
             backward=Bytes(0, others),
+            reaches=1,
         ),
     )
 

@@ -19,10 +19,10 @@ from tfgpipe.checks import (
     count_problem,
     is_amount,
 )
-from tfgpipe.costs import Placed, layer_sizes, slot_bytes_of
+from tfgpipe.costs import Placed, kept_sizes, layer_sizes, slot_bytes_of
 from tfgpipe.devices import CellDevices, names
 from tfgpipe.partition import partition
-from tfgpipe.profiles import Profile, kept_in_row
+from tfgpipe.profiles import Profile
 from tfgpipe.schedules import (
     SCHEDULES,
     Remat,
@@ -658,12 +658,14 @@ class GivenCosts:
             return costs
         _check_sizes(placed)
         sizes = layer_sizes(placed, slot_bytes_of("adam"))
-        kept = kept_in_row([[own.of(1) for own in s.kept[:3]] for s in sizes])
-        found = [
-            size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
-            for size, own in zip(sizes, kept)
+        kept = kept_sizes([size.memory for size in sizes])
+        return [
+            size.weight_bytes
+            + size.slot_bytes
+            + size.gradient_bytes
+            + sum(tensor.at(1) for tensor in of_step)
+            for size, of_step in zip(sizes, kept)
         ]
-        return found
 
 
 def _check_sizes(placed: Placed) -> None:

@@ -54,7 +54,6 @@ ORDER = (
 WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
     "checks",
-    "costs/gradient_path",
     "files",
     "partition",
     "plans/prediction",

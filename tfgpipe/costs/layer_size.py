@@ -1,7 +1,7 @@
 """What layers need, by their rows, without allocating any of it.
 
-The model is traced for two numbers of rows, into graphs that never run; equal
-layers are looked at once. What grows with the rows is a line through both.
+The model is traced for two numbers of rows, into graphs that never run. What
+grows with the rows is a line through both.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.costs.kept_bytes import (
-    KeptBytes,
-    among_live,
-    kept_bytes,
+from tfgpipe.costs.activations import (
+    Activation,
+    StepMemory,
+    memory_of_steps,
     tensor_bytes,
 )
-from tfgpipe.costs.placed import Placed, PlacedStep
+from tfgpipe.costs.placed import Placed
 from tfgpipe.devices import placement
 from tfgpipe.graphs import is_continuous, operation_flops
 
@@ -43,8 +43,8 @@ class Bytes(NamedTuple):
     fixed: float
     per_row: float
 
-    def of(self, rows: float) -> float:
-        """Bytes for so many rows."""
+    def at(self, rows: float) -> float:
+        """Returns the bytes for so many rows."""
         return self.fixed + rows * self.per_row
 
 
@@ -62,7 +62,7 @@ class LayerSize(NamedTuple):
         live_bytes: Of a row of what is alive before it, which crosses if a
             cell begins with it.
         float_bytes: Of these, what has a gradient, which crosses back.
-        kept: What its tasks keep, and need while they run: `Bytes`.
+        memory: Of its tasks: `Bytes`.
     """
 
     name: str
@@ -74,7 +74,7 @@ class LayerSize(NamedTuple):
     flops: float
     live_bytes: float
     float_bytes: float
-    kept: KeptBytes
+    memory: StepMemory
 
 
 def layer_sizes(
@@ -84,45 +84,68 @@ def layer_sizes(
 
     `num_slot_bytes` tells what the optimizer keeps for a variable.
     """
-    few, many = (placed.of_rows(rows) for rows in _ROWS)
-    known: dict[str, tuple[float, KeptBytes]] = {}
-    found: list[LayerSize] = []
     with internals.outside_functions():
-        for own, more, (layer, weights) in zip(few, many, with_weights(placed)):
-            key = own.key
-            if key not in known:
-                known[key] = _measured(own, more)
-            flops, kept = known[key]
-            live, floats = (
-                _line([sum(map(tensor_bytes, t)) for t in pair])
-                for pair in zip(*(_alive(step) for step in (own, more)))
+        few, many = map(_steps_for, [placed] * 2, _ROWS)
+    sizes = []
+    for some, more, (layer, weights) in zip(few, many, with_weights(placed)):
+        flops, live, floats = (
+            _line(pair).at(1) for pair in zip(some[:3], more[:3])
+        )
+        sizes.append(
+            LayerSize(
+                name=layer.name,
+                num_values=sum(map(_count, weights)),
+                **weight_sizes(weights, num_slot_bytes),
+                flops=flops,
+                live_bytes=live,
+                float_bytes=floats,
+                memory=_memory_line(some[3], more[3]),
             )
-            found.append(
-                LayerSize(
-                    name=layer.name,
-                    num_values=sum(map(_count, weights)),
-                    **weight_sizes(weights, num_slot_bytes),
-                    flops=flops,
-                    live_bytes=live.of(1),
-                    float_bytes=floats.of(1),
-                    kept=kept._replace(path=among_live(kept.path, own)),
-                )
-            )
-    return found
+        )
+    return sizes
 
 
-def _alive(step: PlacedStep) -> tuple[list[Any], list[Any]]:
-    """What is alive before a step, and what of it may have a gradient."""
-    return step.live, [t for t in step.live if is_continuous(t)]
+def _steps_for(
+    placed: Placed, rows: int
+) -> list[tuple[float, int, int, StepMemory]]:
+    """Returns what each step needs for so many rows.
+
+    FLOPs, bytes of what is alive before it, of what of that may have a
+    gradient, and what its tasks need.
+    """
+    steps = placed.differentiated(rows)
+    memory = memory_of_steps([step.part for step in steps])
+    return [
+        (
+            sum(map(operation_flops, step.part.operations)),
+            sum(map(tensor_bytes, step.live)),
+            sum(map(tensor_bytes, filter(is_continuous, step.live))),
+            needs,
+        )
+        for step, needs in zip(steps, memory)
+    ]
 
 
-def _measured(few: PlacedStep, many: PlacedStep) -> tuple[float, KeptBytes]:
-    """FLOPs of a row, and what tasks keep and need, of the numbers of rows."""
-    parts = few.part, many.part
-    flops = [sum(map(operation_flops, part.operations)) for part in parts]
-    *numbers, paths = zip(*map(kept_bytes, parts))
-    kept = KeptBytes._make([*map(_line, numbers), paths[0]])
-    return _line(flops).of(1), kept
+def _memory_line(few: StepMemory, many: StepMemory) -> StepMemory:
+    """Returns the sizes as `Bytes`, by those for `_ROWS`."""
+
+    def lines(
+        some: Sequence[Activation], more: Sequence[Activation]
+    ) -> tuple[Activation, ...]:
+        return tuple(
+            Activation(a.by, _line((a.size, b.size)))
+            for a, b in zip(some, more)
+        )
+
+    return StepMemory(
+        lines(few.inputs, many.inputs),
+        lines(few.made, many.made),
+        _line((few.crossing, many.crossing)),
+        _line((few.sparse, many.sparse)),
+        _line((few.forward, many.forward)),
+        _line((few.backward, many.backward)),
+        few.reaches,
+    )
 
 
 def bytes_between(placed: Placed, rows: int) -> int:

@@ -9,6 +9,7 @@ begin with, see `sequence/steps.py`:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from tfgpipe.graphs import (
     Part,
     TracedModel,
     alive,
+    differentiate,
+    is_continuous,
     part_key,
     parts_of,
     without_gradients,
@@ -40,31 +43,21 @@ class PlacedStep(NamedTuple):
         part: What it has of the graph, without losses and new state.
         live: All tensors that are alive before it, which cross if a cell
             begins here.
-        behind: The same behind it.
     """
 
     layer: keras.layers.Layer
     weights: list[keras.Variable]
     part: Part
     live: list[tf.Tensor]
-    behind: list[tf.Tensor]
 
     @property
     def key(self) -> str:
-        """What equal ones have in common: all that is computed."""
-        return part_key(self.part, self._facts)
-
-    @property
-    def layer_key(self) -> str:
-        """The same as a text for files: with the weights, used or not."""
+        """A text for files: all that is computed, and all weights."""
         weights = [(tuple(v.shape), v.dtype, v.trainable) for v in self.weights]
-        facts = [self._facts, repr(weights)]
-        return part_key(self.part, facts, in_process=False)[:32]
-
-    @property
-    def _facts(self) -> list[bool]:
         inputs = {t.ref() for t in self.part.inputs}
-        return [t.ref() in inputs for t in self.part.takes]
+        are_inputs = [t.ref() in inputs for t in self.part.takes]
+        facts = [are_inputs, repr(weights)]
+        return part_key(self.part, facts, in_process=False)[:32]
 
 
 class Placed:
@@ -96,31 +89,40 @@ class Placed:
         self.home = cell_of_call([step] for step in source.steps)
         self.steps = self._steps(found.traced)
 
-    def of_rows(self, rows: int) -> list[PlacedStep]:
-        """The steps for so many rows."""
-        return self._steps(self._trace(example_of(self.spec, rows)))
+    def differentiated(self, rows: int) -> list[PlacedStep]:
+        """Returns the steps for so many rows, with their backward passes.
+
+        Without these, if the model cannot be differentiated: it may be made for
+        `predict`.
+        """
+        source, spec = self.source, example_of(self.spec, rows)
+        with source.explaining():
+            traced = shape_trace(source.call, source.layers, spec)
+        return self._steps(traced, are_trained=True)
 
     @functools.cached_property
     def keys(self) -> list[str]:
         """What each step computes, as a text for files."""
-        return [step.layer_key for step in self.steps]
+        return [step.key for step in self.steps]
 
-    def _trace(self, spec: Any) -> TracedModel:
-        source = self.source
-        with source.explaining():
-            return shape_trace(source.call, source.layers, spec)
-
-    def _steps(self, traced: TracedModel) -> list[PlacedStep]:
+    def _steps(
+        self, traced: TracedModel, are_trained: bool = False
+    ) -> list[PlacedStep]:
         cells = traced.cells_by(self.home)
         alone = dataclasses.replace(
             traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
         )
         nothing: list[list[Indices]] = [[] for _ in traced.uses]
-        made = without_gradients(alone)
+        made = None
+        if are_trained:
+            has_gradient = [*map(is_continuous, alone.handed_out)]
+            with contextlib.suppress(Exception):  # of many kinds
+                made = differentiate(alone, has_gradient, [])
+        if made is None:
+            made = without_gradients(alone)
         parts = parts_of(made, len(self.layers), nothing)
-        weights, live = self._weights(parts), alive(parts)
-        found = zip(self.layers, weights, parts, live, live[1:])
-        return [PlacedStep(*own) for own in found]
+        steps = zip(self.layers, self._weights(parts), parts, alive(parts))
+        return [PlacedStep(*step) for step in steps]
 
     def _weights(self, parts: Sequence[Part]) -> list[list[keras.Variable]]:
         known = [v for layer in self.layers for v in layer.variables]

@@ -16,7 +16,6 @@ from tfgpipe.graphs.cut import (
 )
 from tfgpipe.graphs.flops import (
     LIKELY_ROWS,
-    behind_identities,
     num_bytes,
     operation_flops,
 )
@@ -63,7 +62,6 @@ __all__ = [
     "alive",
     "are_distinct",
     "as_tensor",
-    "behind_identities",
     "by_reference",
     "check_compilable",
     "differentiate",

@@ -227,7 +227,9 @@ class GraphCutter:
         self._whole = whole
         self._graph = whole.graph
         self._own = own
-        self.operations = [op for op in whole.operations if op.name in own]
+        self.operations = [
+            whole.operations[i] for i in sorted(whole.places[n] for n in own)
+        ]
         self.captures = whole.captures
 
     def needed(

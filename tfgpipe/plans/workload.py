@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
-from tfgpipe.costs import GradientPaths
+from tfgpipe.costs import StepMemory
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.profiles import MEASURED, CellSeconds, LayerSeconds
 from tfgpipe.schedules import CellFacts
@@ -180,8 +180,11 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     are frozen computes one of them. The last layer of a cell is not computed
     again if it keeps nothing but its inputs. `rows` are those of a micro-batch.
     """
-    results = size.kept.outputs.of(rows) + size.kept.others.of(rows)
-    moved = size.weight_bytes + size.kept.inputs.of(rows) + results
+    read, results = (
+        sum(own.size.at(rows) for own in activations if own.by == 0)
+        for activations in (size.memory.inputs, size.memory.made)
+    )
+    moved = size.weight_bytes + read + results
     forward = max(
         rows * size.flops / (machine.flops * machine.efficiency),
         moved / machine.memory_bandwidth,
@@ -304,25 +307,19 @@ class Workload:
         self._seconds = CellSeconds(
             seconds, (size.num_params > 0 for size in sizes), task_seconds
         )
-        self._paths = GradientPaths([size.kept.path for size in sizes])
         live = [rows * size.live_bytes for size in sizes]
         self._live = [*live, rows * output_bytes]
         self._floats = [rows * size.float_bytes for size in sizes]
-        self._inputs = [size.kept.inputs.of(rows) for size in sizes]
-        self._outputs = [size.kept.outputs.of(rows) for size in sizes]
-        self._outputs[-1:] = [max(self._live[-1], *self._outputs[-1:])]
-        others = [size.kept.others.of(rows) for size in sizes]
-        self._others = _sums(others)
-        self._between = _sums(  # what either of two neighbours keeps
-            max(a, b) for a, b in zip(self._outputs, self._inputs[1:])
-        )
-        self._crossing = _sums(size.kept.crossing.of(rows) for size in sizes)
-        self._sparse = _sums(size.kept.sparse.of(rows) for size in sizes)
+        memory = [size.memory for size in sizes]
+        self._kept = _KeptTensors(memory, rows)
+        self._reaches = [own.reaches for own in memory]
+        self._crossing = _sums(own.crossing.at(rows) for own in memory)
+        self._sparse = _sums(own.sparse.at(rows) for own in memory)
         self._forward = [  # its inputs are there, too
-            before + size.kept.forward.of(rows)
-            for before, size in zip(self._live, sizes)
+            before + own.forward.at(rows)
+            for before, own in zip(self._live, memory)
         ]
-        self._backward = [size.kept.backward.of(rows) for size in sizes]
+        self._backward = [own.backward.at(rows) for own in memory]
         # The loss turns the outputs into their gradient in place.
         self._backward[-1:] = [
             max(0.0, own - self._live[-1]) for own in self._backward[-1:]
@@ -412,32 +409,29 @@ class Workload:
     def cell(self, start: int, stop: int) -> CellNeeds:
         """What the layers from `start` to before `stop` need."""
 
-        def between(sums: Sequence[float], last: int = stop) -> float:
-            return sums[last] - sums[start]
+        def between(sums: Sequence[float]) -> float:
+            return sums[stop] - sums[start]
 
         seconds, first = self._seconds.of(start, stop), self._seconds.first
-        # The loss, behind the last layer, is taken to keep the outputs.
-        has_loss = stop == len(self.sizes)
-        keeps = has_loss or self._paths.keeps(start, stop)
-        # What two neighbours both keep between them counts once: `_between`.
-        inputs = kept = self._inputs[start]
-        if keeps:
-            kept += between(self._others) + between(self._between, stop - 1)
-            kept += self._outputs[stop - 1]
+        inputs = self._kept.before(start, stop)
+        count, kept = self._kept.made(start, stop)
+        keeps = count > 0
         seconds["recompute"] *= keeps
         return CellNeeds(
             seconds,
             CellFacts.of(
                 has_backward=stop > first,
                 needs_dx=start > first,
-                has_dx=self._paths.has_dx(start, stop),
+                has_dx=any(
+                    i - self._reaches[i] < start for i in range(start, stop)
+                ),
                 can_be_split=self._seconds.has_halves(start, stop),
                 keeps=keeps and not self.is_compiled,
             ),
             inputs=self._live[start],
             outputs=self._live[stop],
             gradient_bytes=self._floats[start] if start > first else 0.0,
-            kept=kept,
+            kept=inputs + kept,
             kept_inputs=inputs,
             crossing=between(self._crossing),
             sparse=between(self._sparse),
@@ -446,6 +440,43 @@ class Workload:
             weights=int(between(self._weights)),
             slots=int(between(self._slots)),
             gradients=int(between(self._gradients)),
+        )
+
+
+class _KeptTensors:
+    """The activations of layers, for micro-batches of so many rows."""
+
+    def __init__(self, layers: Sequence[StepMemory], rows: float):
+        self._inputs = [
+            [(own.by, own.size.at(rows)) for own in layer.inputs]
+            for layer in layers
+        ]
+        self._num = [0, *itertools.accumulate(len(own.made) for own in layers)]
+        self._bytes = _sums(
+            sum(own.size.at(rows) for own in layer.made) for layer in layers
+        )
+        # Those that only layers from one on take: by whom they are made.
+        self._late: list[list[tuple[int, float]]] = [[] for _ in self._num]
+        for i, layer in enumerate(layers):
+            for own in layer.made:
+                for stop in range(i + 1, i + own.by + 1):
+                    self._late[stop].append((i, own.size.at(rows)))
+
+    def before(self, start: int, stop: int) -> float:
+        """Returns the bytes of the inputs that some layers take."""
+        first_other = stop + (stop == len(self._inputs)) - start
+        return sum(n for by, n in self._inputs[start] if by < first_other)
+
+    def made(self, start: int, stop: int) -> tuple[int, float]:
+        """Returns how many others they take, and their bytes.
+
+        The loss, behind the last layer, is taken to keep the outputs.
+        """
+        is_last = stop == len(self._inputs)
+        late = [n for i, n in self._late[stop] if i >= start and not is_last]
+        return (
+            self._num[stop] - self._num[start] - len(late),
+            self._bytes[stop] - self._bytes[start] - sum(late),
         )
 
 

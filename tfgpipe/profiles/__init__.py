@@ -6,13 +6,12 @@ from tfgpipe.profiles.profile_record import (
     LayerSeconds,
     Profile,
 )
-from tfgpipe.profiles.profiler import kept_in_row, profile
+from tfgpipe.profiles.profiler import profile
 
 __all__ = [
     "MEASURED",
     "CellSeconds",
     "LayerSeconds",
     "Profile",
-    "kept_in_row",
     "profile",
 ]

@@ -18,6 +18,7 @@ needs storage.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,12 +28,11 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
-from tfgpipe.costs import Placed
+from tfgpipe.costs import Placed, kept_sizes, memory_of_steps
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     Indices,
     alive,
-    behind_identities,
     by_reference,
     differentiate,
     is_continuous,
@@ -161,8 +161,14 @@ class LayersAlone:
         return {ref: value for ref, value in known.items() if ref in taken}
 
     def output_bytes(self, k: int) -> int:
-        """Of what is alive behind a layer."""
+        """Returns the bytes of what is alive behind a layer."""
         return _bytes(self.live[k + 1])
+
+    @functools.cached_property
+    def kept_bytes(self) -> list[int]:
+        """The bytes that each layer makes and a backward pass takes."""
+        memory = memory_of_steps([tasks.part for tasks in self.tasks])
+        return [*map(sum, kept_sizes(memory))]
 
 
 class LoneLayer:
@@ -193,24 +199,8 @@ class LoneLayer:
             d.dense is not None or d.slices for d in tasks.part.dw
         )
         self._kinds: list[str] = []
-        self._read: set[Any] = set()  # what gradients are computed from
         self._timed = AsWritten(self._run)
         self._outputs = AsWritten(self._forward)
-
-    @property
-    def kept(self) -> KeptParts:
-        """What the backward pass needs of the forward pass."""
-        if not self._place.differentiates:
-            return KeptParts(0, 0, 0)
-        cut = self._tasks.functions
-        found = {t.ref() for t in map(behind_identities, cut.kept.tensors)}
-        made = {behind_identities(t).ref() for t in cut.part.gives}
-        given = {t.ref() for t in cut.part.inputs}
-        return KeptParts(
-            _bytes([ref.deref() for ref in given & self._read]),
-            _bytes([ref.deref() for ref in found & made]),
-            _bytes([ref.deref() for ref in found - made]),
-        )
 
     def outputs(self, values: LayerValues) -> list[tf.Tensor]:
         """What the layer gives to others."""
@@ -259,8 +249,6 @@ class LoneLayer:
                 return None
             made = values.inputs
             if kind not in _FORWARD:
-                of_graph = [t for t in work.function.inputs if tf.is_tensor(t)]
-                self._read |= {t.ref() for t in of_graph}
                 made = [*made, *values.takes_back]
             if others is not None:
                 self._touch(chain, [others, *made])
@@ -356,14 +344,6 @@ class LayerValues(NamedTuple):
     takes: list[tf.Tensor]
     weights: list[tf.Tensor]
     takes_back: list[tf.Tensor]
-
-
-class KeptParts(NamedTuple):
-    """What the backward pass keeps: of inputs, of outputs, and of all else."""
-
-    inputs: int
-    outputs: int
-    others: int
 
 
 def start_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:

@@ -315,10 +315,6 @@ def layer_profiles(
         num_slot_bytes: What the optimizer keeps for a variable, in bytes.
     """
     row = [*found] if loss is None else [*found, loss]
-    kept = {
-        rows: kept_in_row([own.kept[rows] for own in row])
-        for rows in row[0].kept
-    }
     named = [(layer.name, own) for layer, own in with_weights(placed)]
     keys = [*placed.keys, "loss"]
     layers = [
@@ -330,33 +326,15 @@ def layer_profiles(
                 TaskSeconds(
                     rows,
                     own.output_bytes[rows],
-                    int(kept[rows][i]),
+                    own.kept_bytes[rows],
                     **seconds,
                 )
                 for rows, seconds in own.seconds.items()
             ),
         )
-        for i, (own, key, (name, weights)) in enumerate(
-            zip(row, keys, [*named, ("loss", [])])
-        )
+        for own, key, (name, weights) in zip(row, keys, [*named, ("loss", [])])
     ]
     return layers[: len(found)], layers[-1] if loss is not None else None
-
-
-def kept_in_row(kept: Sequence[Any]) -> list[float]:
-    """What each of some layers keeps that follow each other.
-
-    What two neighbours keep is the first one's.
-
-    Args:
-        kept: For each, what it keeps of its inputs, its outputs and all else.
-    """
-    found = []
-    for i, (inputs, outputs, others) in enumerate(kept):
-        behind = kept[i + 1][0] if i + 1 < len(kept) else 0
-        before = inputs if i == 0 else 0
-        found.append(before + others + max(outputs, behind))
-    return found
 
 
 # ------------------------------------------------------- from layer to layer
@@ -385,12 +363,12 @@ class MeasuredLayer(NamedTuple):
 
     Attributes:
         output_bytes: Of what is alive behind it.
-        kept: What its backward pass keeps, see `kept_in_row`.
+        kept_bytes: Of what it makes and a backward pass takes.
         seconds: What its tasks take, by kind.
     """
 
     output_bytes: dict[int, int]
-    kept: dict[int, Any]
+    kept_bytes: dict[int, int]
     seconds: dict[int, dict[str, Any]]
 
 
@@ -492,7 +470,7 @@ class Measuring:
             self._values[n] = own.behind(k, self._values[n], made)
         return MeasuredLayer(
             {n: own.output_bytes(k) for n, own in models.items()},
-            {n: timed[n].kept if n in timed else (0, 0, 0) for n in models},
+            {n: own.kept_bytes[k] for n, own in models.items()},
             self._seconds[alike],
         )
 

@@ -266,3 +266,13 @@ def test_layers_that_do_not_fit_are_refused():
 def test_lists_that_are_none_are_refused():
     with pytest.raises(ValueError, match="`layers` must be a list"):
         profile([])
+
+
+def test_tied_and_equal_weights_are_counted_where_they_are():
+    shared = kl.Dense(4, name="shared")
+    layers = [kl.Dense(4), shared, kl.ReLU(), shared, kl.Dense(4)]
+    x = np.ones((2, 4), "float32")
+    found = profile([keras.Input((4,)), *layers], x, optimizer=None)
+    assert [own.weight_bytes for own in found.layers] == [80, 80, 0, 0, 80]
+    assert [own.slot_bytes for own in found.layers] == [0] * 5
+    assert found.optimizer == "none"

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 from tfgpipe.costs import Placed
-from tfgpipe.profiles.lone_layer import KeptParts, LayersAlone
+from tfgpipe.profiles.lone_layer import LayersAlone
 from tfgpipe.sequence import source_of
 
 BEHIND, FIRST, FORWARD = "behind weights", "first", "without weights"
@@ -116,17 +116,3 @@ def test_state_stays_as_it_was():
     timed.seconds(values)
     timed.outputs(values)
     np.testing.assert_array_equal(layer.moving_mean, [0, 0, 0])
-
-
-@pytest.mark.parametrize(
-    ("layer", "place", "kept"),
-    [
-        (kl.Dense(4), BEHIND, KeptParts(2 * 3 * 4, 0, 0)),
-        (kl.Dense(4, "relu"), BEHIND, KeptParts(2 * 3 * 4, 2 * 4 * 4, 0)),
-        (kl.Dense(4), FORWARD, KeptParts(0, 0, 0)),
-    ],
-)
-def test_kept_bytes_by_hand(layer, place, kept):
-    timed, values = timed_and_values(layer, place)
-    timed.seconds(values)
-    assert timed.kept == kept

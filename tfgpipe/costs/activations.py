@@ -1,0 +1,280 @@
+"""Activations: what backward passes take of the forward pass, step by step.
+
+The graph of a model is differentiated, and the part of each step is asked what
+its backward pass takes, as that of a cell is, see `graphs/cell_functions.py`:
+
+    steps             embed | dense | dense | head
+    h, of embed               taken     taken           first by the next step
+    g, of a dense             taken                     first by the same step
+
+So it is known of any steps in a row what they keep as a cell: all that one of
+them makes, and one of them is the first to take. What they take of steps before
+them is not kept, but there, as their inputs.
+
+What else is there while a step runs is found by letting tensors die after their
+last reader, in the order of the graph.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfgpipe.devices import placement
+from tfgpipe.graphs import (
+    CHEAP,
+    GraphCutter,
+    Part,
+    is_continuous,
+    only_cast,
+    tensors,
+)
+
+# Operations that hand on the memory of their first input.
+_ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
+
+# Operations that write over an input that nothing else reads.
+_IN_PLACE = {
+    "AddN",
+    "AddV2",
+    "Cast",
+    "Exp",
+    "Mul",
+    "Neg",
+    "RealDiv",
+    "Relu",
+    "ReluGrad",
+    "Rsqrt",
+    "Softmax",
+    "Sqrt",
+    "Square",
+    "Sub",
+    "Tanh",
+    "TanhGrad",
+}
+
+
+class Activation(NamedTuple):
+    """A tensor that backward passes take, seen from a step.
+
+    Attributes:
+        by: How many steps behind this one the first step is that takes it; the
+            loss counts as one more step.
+        size: Its bytes.
+    """
+
+    by: int
+    size: Any
+
+
+class StepMemory(NamedTuple):
+    """What the tasks of a step keep, and need while they run.
+
+    Sizes are numbers, for some rows, or `Bytes`. Weights and constants do not
+    count.
+
+    Attributes:
+        inputs: The activations of steps before that it takes, or a later one.
+        made: Those that it makes.
+        crossing: Kept from the gradients of inputs to those of weights.
+        sparse: Slices of gradients that are not added up, but kept.
+        forward: Needed at most while the forward pass runs, with outputs.
+        backward: Needed at most, beside what is kept, while the backward pass
+            runs, with the gradients of outputs and inputs.
+        reaches: How many steps before this one the first step is that takes
+            gradients which this one makes.
+    """
+
+    inputs: tuple[Activation, ...] = ()
+    made: tuple[Activation, ...] = ()
+    crossing: Any = 0
+    sparse: Any = 0
+    forward: Any = 0
+    backward: Any = 0
+    reaches: int = 0
+
+
+def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
+    """Returns what each step keeps and needs, for the rows of the graph."""
+    taken = [_Taken(part) for part in parts]
+    traced, count = parts[0].traced, len(parts)
+    takers: dict[Any, list[int]] = collections.defaultdict(list)
+    for k, own in enumerate(taken):
+        for ref in own.activations:
+            takers[ref].append(k)
+    makers = {t.ref(): -1 for t in [*traced.x, *traced.labels] if t is not None}
+
+    def maker(tensor: tf.Tensor) -> int:
+        """Returns the last step from which a tensor does not follow cheaply."""
+        ref = tensor.ref()
+        if ref not in makers:
+            place = traced.cell_of(traced.places[tensor.op.name])
+            if tensor.op.type in CHEAP:
+                place = max(map(maker, tensor.op.inputs), default=-1)
+            makers[ref] = place
+        return makers[ref]
+
+    inputs: list[list[Activation]] = [[] for _ in parts]
+    made: list[list[Activation]] = [[] for _ in parts]
+    # The loss is taken to keep the outputs, or as much that it makes of them.
+    for tensor in filter(is_continuous, traced.handed_out):
+        if maker(_owner(tensor)) == count - 1:
+            takers[_owner(tensor).ref()].append(count)
+        else:
+            made[-1].append(Activation(1, tensor_bytes(tensor)))
+    for ref, steps in takers.items():
+        tensor = ref.deref()
+        first, size = maker(tensor), tensor_bytes(tensor)
+        if first >= 0:
+            made[first].append(Activation(max(steps[0] - first, 0), size))
+        for k in range(first + 1, min(steps[-1] + 1, count)):
+            by = steps[bisect.bisect_left(steps, k)] - k
+            inputs[k].append(Activation(by, size))
+    return [
+        StepMemory(tuple(before), tuple(own), *rest, reaches)
+        for before, own, rest, reaches in zip(
+            inputs, made, (own.sizes() for own in taken), _reaches(parts)
+        )
+    ]
+
+
+def kept_sizes(steps: Sequence[StepMemory]) -> list[list[Any]]:
+    """Returns the sizes of what each step makes, and some step takes.
+
+    What the model itself takes is in the first list, what the loss alone takes
+    in none.
+    """
+    made = [step.made for step in steps]
+    made[0] += steps[0].inputs
+    count = len(steps)
+    return [
+        [own.size for own in of_step if k + own.by < count]
+        for k, of_step in enumerate(made)
+    ]
+
+
+def _reaches(parts: Sequence[Part]) -> list[int]:
+    """Returns for each step how far back its gradients go at once."""
+    furthest = [0] * len(parts)
+    made = {t.ref(): part.index for part in parts for t in part.gives_back}
+    for part in parts:
+        for tensor in part.takes_back:
+            k = made.get(tensor.ref(), part.index)
+            furthest[k] = max(furthest[k], k - part.index)
+    return furthest
+
+
+class _Taken:
+    """What the backward pass of a step takes.
+
+    Attributes:
+        activations: References of tensors of the forward pass.
+    """
+
+    def __init__(self, part: Part):
+        self._part = part
+        whole, backward = part.whole, part.backward
+        self._cut = GraphCutter(
+            whole, part.forward | backward, {}, "CPU", backward
+        )
+        weights = [use.tensor for use in part.uses]
+        casts = [t for weight in weights for t in only_cast(weight) or ()]
+        self._free = [*weights, *casts, *part.state]
+        self._dx, self._dw = part.gives_back, tensors(part.dw)
+        self._whole = self._cut.needed([*self._dx, *self._dw], backward)
+        entering = self._cut.entering(
+            self._whole, [*self._dx, *self._dw], self._free
+        )
+        places = part.traced.places
+        self._entering = [t for t in entering if t.op.name in places]
+        self.activations = [
+            *dict.fromkeys(_owner(tensor).ref() for tensor in self._entering)
+        ]
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Returns `crossing`, `sparse`, `forward`, `backward`."""
+        part, dx = self._part, self._dx
+        free = {t.ref() for t in self._free} | {*part.whole.captures}
+        needed = _peak(part.operations, free, part.gives, part.inputs)
+        half = self._cut.needed(dx, part.backward)
+        at_hand = [*self._free, *part.takes, *self._entering]
+        late = self._cut.entering(self._whole - half, self._dw, at_hand)
+        crossing = _bytes(_owners(late)) if dx else 0
+        slices = [t for d in part.dw for t in tensors([*d.slices.values()])]
+        places = part.whole.places
+        order = sorted(places[name] for name in part.backward)
+        backward = [part.whole.operations[i] for i in order]
+        dead = free | {*self.activations} | _owners(self._dw)
+        # TensorFlow computes the gradients of weights as soon as it can, or
+        # later.
+        late_by = round(crossing / 2)
+        most = _peak(backward, dead, dx, part.takes_back) + late_by
+        return crossing, _bytes(_owners(slices)), needed, most
+
+
+def _owner(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor whose memory a tensor has."""
+    while tensor.op.type in _ALIASES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _owners(some: Iterable[tf.Tensor]) -> set[Any]:
+    """Returns references of the tensors whose memory some have."""
+    return {_owner(tensor).ref() for tensor in some}
+
+
+def _peak(
+    operations: Sequence[tf.Operation],
+    free: Collection[Any],
+    results: Iterable[tf.Tensor],
+    inputs: Sequence[tf.Tensor],
+) -> int:
+    """Returns the bytes there are at most, if operations run in this order.
+
+    A tensor is there until its last reader has run; one that has the size of an
+    input that dies takes its place. `free` are references of tensors that do
+    not count; `results` stay; `inputs` are there before.
+    """
+    inside = {t.ref() for op in operations for t in op.outputs}
+    inside |= _owners(inputs)
+    readers: collections.Counter[Any] = collections.Counter()
+    for op in operations:
+        readers.update(_owners(op.inputs))
+    readers.update(_owners(results))
+    now = most = sum(map(tensor_bytes, inputs))
+    for op in operations:
+        read = _owners(op.inputs)
+        readers.subtract(read)
+        dead = [
+            tensor_bytes(ref.deref())
+            for ref in (read - {*free}) & inside
+            if not readers[ref]
+        ]
+        is_new = op.type not in _ALIASES and op.type != "Const"
+        new = [t for t in op.outputs if is_new and t.ref() not in free]
+        sizes = [tensor_bytes(t) for t in new]
+        if op.type in _IN_PLACE and sizes[:1] and sizes[0] in dead:
+            dead.remove(sizes[0])
+            now -= sizes[0]
+        now += sum(sizes)
+        most = max(most, now)
+        now -= sum(dead)
+        now -= sum(n for t, n in zip(new, sizes) if not readers[t.ref()])
+    return most
+
+
+def tensor_bytes(tensor: tf.Tensor) -> int:
+    """Returns its bytes; those of the largest input if they are unknown."""
+    if tensor.shape.is_fully_defined():
+        return placement.num_bytes(tensor)
+    known = [t for t in tensor.op.inputs if t.shape.is_fully_defined()]
+    return max(map(placement.num_bytes, known), default=0)
+
+
+def _bytes(references: Iterable[Any]) -> int:
+    return sum(tensor_bytes(ref.deref()) for ref in references)
