@@ -2,8 +2,7 @@
 
 import random
 
-from tfgpipe.costs import Activation, LayerSize, StepMemory
-from tfgpipe.costs.layer_size import Bytes
+from tfgpipe.costs import Activation, Bytes, LayerSize, StepMemory
 from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import MEASURED, LayerSeconds
 

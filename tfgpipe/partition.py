@@ -14,17 +14,14 @@ Algorithm:
    first j layers into k cells ends with a cell that starts at some i, after
    the best cut of the first i layers into k - 1 cells. The squared cost of a
    run satisfies the quadrangle inequality, so the best start never moves back
-   as j grows, and a start that has overtaken an earlier one stays ahead. A
-   queue of the starts with the time each overtakes the one before it gives
-   every best start at once.
+   as j grows: that of the middle j halves the starts for all others.
 
 Everything is computed in integers, as long as they need to be: a float is a
 whole number of some power of two, so nothing is rounded, whatever the
 magnitudes.
 
-Cost: O(K L log L) integer operations and O(K L) memory; 1,663 layers into 128
-cells take up to 0.4 s (0.01 s where the cells come out nearly equal). Costs
-that lie hundreds of orders of magnitude apart make long integers, and seconds.
+Cost: O(K L log L) integer operations and O(K L) memory. Costs that lie hundreds
+of orders of magnitude apart make long integers, and seconds.
 
 Limits: the cost of a cell is the sum of its layers' costs; `partition` does not
 count what crosses, `cut_graph` does. With costs that are not whole numbers, two
@@ -38,8 +35,7 @@ larger than it has to be, the one is taken in which the fewest bytes cross;
 among those, the one whose cells vary least. It is found in the same way: a byte
 costs more than all squares together, and where no cell had better begin, as in
 the middle of a block that is repeated, that counts as more than all bytes. All
-of that depends on where a cell starts alone, so starts overtake each other as
-before.
+of that depends on where a cell starts alone.
 
 References:
     * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2: the
@@ -51,15 +47,11 @@ References:
 from __future__ import annotations
 
 import bisect
-import collections
 import itertools
 import numbers
 from collections.abc import Collection, Sequence
 
 from tfgpipe.checks import as_count, as_integer, is_amount
-
-# Largest cells within one part in 2**40 of each other count as equal.
-_SLACK_BITS = 40
 
 
 def partition(costs: Sequence[float], num_partitions: int) -> list[int]:
@@ -90,196 +82,20 @@ def partition(costs: Sequence[float], num_partitions: int) -> list[int]:
     >>> partition([0, 0, 0, 0, 0], 2)
     [3, 2]
     """
-    num_partitions = _check_num_partitions(num_partitions, len(costs))
-    whole, is_rounded = _whole_numbers(_check_costs(costs))
-    ends = list(itertools.accumulate(whole, initial=0))  # ends[i]: first i
-    bound = _smallest_bound(ends, max(whole), num_partitions)
-    if is_rounded:
-        bound += bound >> _SLACK_BITS
-    cuts = _least_squares(ends, bound, num_partitions, [0] * len(whole))
-    return [end - start for start, end in itertools.pairwise(cuts)]
-
-
-def _check_num_partitions(num_partitions: int, num_layers: int) -> int:
-    if num_layers == 0:
+    if len(costs) == 0:
         raise ValueError(
             "`costs` must hold the cost of at least one layer. "
             "Received: an empty list. Pass one cost per layer."
         )
     count = as_count(num_partitions)
-    if count is None or count > num_layers:
+    if count is None or count > len(costs):
         raise ValueError(
             "`num_partitions` must be a whole number of cells, none of them "
-            f"empty. Expected 1 to {num_layers} (the number of layers). "
+            f"empty. Expected 1 to {len(costs)} (the number of layers). "
             f"Received: num_partitions={num_partitions!r}. "
             "Ask for fewer cells, or pass more and smaller layers."
         )
-    return count
-
-
-def _check_costs(costs: Sequence[float]) -> list[float]:
-    bad = [
-        f"layer {index}: {cost!r}"
-        for index, cost in enumerate(costs)
-        if not _is_cost(cost)
-    ]
-    if bad:
-        raise ValueError(
-            "`costs` must be finite numbers that are not negative. "
-            f"Received: {'; '.join(bad)}. "
-            "Give every layer a cost in the same unit; 0 if it is negligible."
-        )
-    return [
-        int(cost) if isinstance(cost, numbers.Integral) else float(cost)
-        for cost in costs
-    ]
-
-
-def _is_cost(cost: object) -> bool:
-    whole = as_integer(cost)  # which may be larger than any float
-    return is_amount(cost) or (whole is not None and whole >= 0)
-
-
-def _whole_numbers(costs: Sequence[float]) -> tuple[list[int], bool]:
-    """Scales costs to integers, exactly. Also: were there fractions."""
-    ratios = [cost.as_integer_ratio() for cost in costs]
-    # Denominators of floats are powers of two: the largest is a multiple.
-    scale = max(denominator for _, denominator in ratios)
-    return [top * (scale // bottom) for top, bottom in ratios], scale > 1
-
-
-def _reach(ends: Sequence[int], start: int, bound: int) -> int:
-    """Returns where a cell from `start` ends if it costs at most `bound`."""
-    return bisect.bisect_right(ends, ends[start] + bound) - 1
-
-
-def _smallest_bound(
-    ends: Sequence[int], largest_layer: int, num_partitions: int
-) -> int:
-    """Returns the cost of the largest cell where that is smallest."""
-    num_layers = len(ends) - 1
-
-    def can_meet(bound: int) -> bool:
-        start = 0
-        for _ in range(num_partitions):
-            start = _reach(ends, start, bound)
-        # Fewer cells will do: splitting one of them makes none larger.
-        return start == num_layers
-
-    low = max(largest_layer, -(-ends[-1] // num_partitions))
-    high = ends[-1]
-    while low < high:
-        middle = (low + high) // 2
-        if can_meet(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _feasible_ends(
-    ends: Sequence[int], bound: int, num_partitions: int
-) -> list[range]:
-    """Returns where the first k cells may end, for k from 0."""
-    num_layers = len(ends) - 1
-    last = [0]
-    for cell in range(1, num_partitions + 1):
-        room = num_layers - (num_partitions - cell)
-        last.append(min(_reach(ends, last[-1], bound), room))
-    first = [num_layers]
-    for cell in range(num_partitions - 1, -1, -1):
-        # The first start from which one cell still reaches first[-1].
-        start = bisect.bisect_left(ends, ends[first[-1]] - bound)
-        first.append(max(start, cell))
-    first.reverse()
-    first[0] = 0
-    return [range(low, high + 1) for low, high in zip(first, last)]
-
-
-def _least_squares(
-    ends: Sequence[int],
-    bound: int,
-    num_partitions: int,
-    crosses: Sequence[int],
-) -> list[int]:
-    """Cuts into cells of at most `bound`, with least sum of squared costs.
-
-    Of all cuts those in which the fewest bytes cross: `crosses` has them for
-    each position at which a cell may start.
-
-    Returns:
-        Where the cells start, and the end: `num_partitions` + 1 positions.
-    """
-    num_layers = len(ends) - 1
-    # Every layer costs one more, and all else so much that this only decides
-    # between equal sums. It also makes all costs positive.
-    factor = 2 * (ends[-1] + 1) * (num_layers + 1)
-    sums = [factor * end + index for index, end in enumerate(ends)]
-    expiry = [_reach(ends, start, bound) + 1 for start in range(num_layers + 1)]
-    feasible = _feasible_ends(ends, bound, num_partitions)
-    byte = sums[-1] ** 2 + 1  # more than any sum of squares
-    crossing = [byte * count for count in crosses] + [0]
-
-    squares = {0: 0}  # of the best cut that ends there, and what crosses there
-    starts = []
-    for cell in range(1, num_partitions + 1):
-        best = _best_starts(sums, expiry, squares, feasible[cell])
-        squares = {
-            end: squares[start] + (sums[end] - sums[start]) ** 2 + crossing[end]
-            for end, start in best.items()
-        }
-        starts.append(best)
-
-    cuts = [num_layers]
-    for best in reversed(starts):
-        cuts.append(best[cuts[-1]])
-    return cuts[::-1]
-
-
-def _best_starts(
-    sums: Sequence[int],
-    expiry: Sequence[int],
-    squares: dict[int, int],
-    cell_ends: range,
-) -> dict[int, int]:
-    """Finds, for every end of the next cell, its best start.
-
-    Args:
-        sums: Cost of the layers before each position, strictly increasing.
-        expiry: The first end for which a cell from a start is too large.
-        squares: Sum of squared cell costs up to each possible start, and what
-            crosses at the starts of cells.
-        cell_ends: The ends to find the best start for.
-
-    Returns:
-        The best start (the latest of equal ones) of each end.
-    """
-    lift = {start: squares[start] + sums[start] ** 2 for start in squares}
-
-    def overtakes(later: int, earlier: int) -> int:
-        # later wins at end e if 2 sums[e] (sums[later] - sums[earlier])
-        # is at least lift[later] - lift[earlier], or earlier has expired.
-        gap = 2 * (sums[later] - sums[earlier])
-        least = -((lift[earlier] - lift[later]) // gap)
-        return min(bisect.bisect_left(sums, least), expiry[earlier])
-
-    queue: collections.deque[tuple[int, int]] = collections.deque()
-    best = {}
-    waiting = iter(squares)  # ascending
-    start = next(waiting, None)
-    for end in cell_ends:
-        while start is not None and start < end:
-            since = 0
-            while queue and (
-                (since := overtakes(start, queue[-1][1])) <= queue[-1][0]
-            ):
-                queue.pop()
-            queue.append((since, start))
-            start = next(waiting, None)
-        while len(queue) > 1 and queue[1][0] <= end:
-            queue.popleft()
-        best[end] = queue[0][1]
-    return best
+    return _cut(costs, count)
 
 
 SLACK = 10  # a largest cell may be larger by one part in as many
@@ -312,16 +128,119 @@ def cut_graph(
     >>> cut_graph([1] * 20, [8] * 20, 2, avoided={10})
     [11, 9]
     """
-    whole, _ = _whole_numbers(_check_costs(costs))
-    ends = list(itertools.accumulate(whole, initial=0))
-    bound = _smallest_bound(ends, max(whole), num_partitions)
-    bound += bound // SLACK
     more = sum(live_bytes) + 1
-    crosses = [
+    crossing = [
         live + more * (i in avoided) for i, live in enumerate(live_bytes)
     ]
-    cuts = _least_squares(ends, bound, num_partitions, crosses)
+    return _cut(costs, num_partitions, crossing)
+
+
+def _cut(
+    costs: Sequence[float],
+    num_partitions: int,
+    crossing: Sequence[int] | None = None,
+) -> list[int]:
+    """Returns the layers of each cell; `crossing` as for `cut_graph`."""
+    whole, is_rounded = _whole_numbers(costs)
+    ends = [*itertools.accumulate(whole, initial=0)]  # ends[i]: the first i
+    bound = _smallest_bound(ends, max(whole), num_partitions)
+    if crossing is not None:
+        bound += bound // SLACK
+    elif is_rounded:
+        bound += bound >> 40
+    crossing = [*(crossing or [0] * len(whole)), 0]
+    cuts = _least_squares(ends, bound, num_partitions, crossing)
     return [b - a for a, b in itertools.pairwise(cuts)]
+
+
+def _whole_numbers(costs: Sequence[float]) -> tuple[list[int], bool]:
+    """Scales costs to integers, exactly. Also: were there fractions."""
+    bad = [
+        f"layer {i}: {cost!r}"
+        for i, cost in enumerate(costs)
+        # An integer may be larger than any float.
+        if not is_amount(cost) and (as_integer(cost) or -1) < 0
+    ]
+    if bad:
+        raise ValueError(
+            "`costs` must be finite numbers that are not negative. "
+            f"Received: {'; '.join(bad)}. "
+            "Give every layer a cost in the same unit; 0 if it is negligible."
+        )
+    ratios = [
+        (int(cost), 1)
+        if isinstance(cost, numbers.Integral)
+        else float(cost).as_integer_ratio()
+        for cost in costs
+    ]
+    # Denominators of floats are powers of two: the largest is a multiple.
+    scale = max(denominator for _, denominator in ratios)
+    return [top * (scale // bottom) for top, bottom in ratios], scale > 1
+
+
+def _smallest_bound(
+    ends: Sequence[int], largest_layer: int, num_partitions: int
+) -> int:
+    """Returns the cost of the largest cell where that is smallest."""
+    low, high = max(largest_layer, -(-ends[-1] // num_partitions)), ends[-1]
+    while low < high:
+        middle, reached = (low + high) // 2, 0
+        # Fewer cells will do: splitting one of them makes none larger.
+        for _ in range(num_partitions):
+            reached = bisect.bisect_right(ends, ends[reached] + middle) - 1
+        if reached == len(ends) - 1:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _least_squares(
+    ends: Sequence[int],
+    bound: int,
+    num_partitions: int,
+    crossing: Sequence[int],
+) -> list[int]:
+    """Cuts into cells of at most `bound`, with least sum of squared costs.
+
+    Of all cuts those in which the fewest bytes cross.
+
+    Returns:
+        Where the cells start, and the end: `num_partitions` + 1 positions.
+    """
+    num_layers = len(ends) - 1
+    # Every layer costs one more, and all else so much that this only decides
+    # between equal sums. It also makes all costs positive.
+    factor = 2 * (ends[-1] + 1) * (num_layers + 1)
+    sums = [factor * end + index for index, end in enumerate(ends)]
+    byte = sums[-1] ** 2 + 1  # more than any sum of squares
+    best: dict[int, tuple[int, int]] = {0: (0, 0)}  # by end: price, start
+    before: list[dict[int, tuple[int, int]]] = []
+
+    def fill(first: int, last: int, low: int, high: int) -> None:
+        """Finds the best start, from low to high, for ends first to last."""
+        if first > last:
+            return
+        end = (first + last) // 2
+        earliest = max(low, bisect.bisect_left(ends, ends[end] - bound))
+        price, start = min(
+            (before[-1][start][0] + (sums[end] - sums[start]) ** 2, -start)
+            for start in range(earliest, min(high, end - 1) + 1)
+        )
+        best[end] = price + byte * crossing[end], -start
+        fill(first, end - 1, low, -start)
+        fill(end + 1, last, -start, high)
+
+    for k in range(1, num_partitions + 1):
+        before.append(best)
+        low, high = min(best), max(best)
+        reach = bisect.bisect_right(ends, ends[high] + bound) - 1
+        best = {}
+        fill(k, min(reach, num_layers - (num_partitions - k)), low, high)
+    cuts = [num_layers]
+    for own in [best, *reversed(before[1:])]:
+        cuts.append(own[cuts[-1]][1])
+    return cuts[::-1]
 
 
 def steps_of_head(live_bytes: Sequence[float], output_bytes: float) -> int:

@@ -1,13 +1,7 @@
 """What layers cost: FLOPs, bytes, and what they keep for the backward pass."""
 
-from tfgpipe.costs.activations import (
-    Activation,
-    StepMemory,
-    kept_sizes,
-    memory_of_steps,
-)
+from tfgpipe.costs.activations import memory_of_steps
 from tfgpipe.costs.layer_size import (
-    LayerSize,
     bytes_between,
     layer_sizes,
     num_params,
@@ -17,9 +11,19 @@ from tfgpipe.costs.layer_size import (
     with_weights,
 )
 from tfgpipe.costs.placed import Placed, example_of
+from tfgpipe.costs.sizes import (
+    Activation,
+    Bytes,
+    KeptTensors,
+    LayerSize,
+    StepMemory,
+    kept_sizes,
+)
 
 __all__ = [
     "Activation",
+    "Bytes",
+    "KeptTensors",
     "LayerSize",
     "Placed",
     "StepMemory",

@@ -9,19 +9,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.costs.activations import (
-    Activation,
-    StepMemory,
-    memory_of_steps,
-    tensor_bytes,
-)
+from tfgpipe.costs.activations import memory_of_steps, tensor_bytes
 from tfgpipe.costs.placed import Placed
+from tfgpipe.costs.sizes import Activation, Bytes, LayerSize, StepMemory
 from tfgpipe.devices import placement
 from tfgpipe.graphs import is_continuous, operation_flops
 
@@ -30,51 +26,6 @@ _ROWS = (2, 4)
 
 # More than what an accelerator's caches hold.
 _CACHE_BYTES = 64 * 2**20
-
-
-class Bytes(NamedTuple):
-    """Bytes for a number of rows.
-
-    Attributes:
-        fixed: Whatever the rows.
-        per_row: For each row.
-    """
-
-    fixed: float
-    per_row: float
-
-    def at(self, rows: float) -> float:
-        """Returns the bytes for so many rows."""
-        return self.fixed + rows * self.per_row
-
-
-class LayerSize(NamedTuple):
-    """What one step of a model needs; of tied weights, the first has all.
-
-    Attributes:
-        name: Of its layer.
-        num_params: Numbers in its trainable weights.
-        num_values: Numbers in all its weights.
-        weight_bytes: Bytes of these.
-        slot_bytes: Bytes that the optimizer keeps for them.
-        gradient_bytes: Bytes of a gradient for each trainable weight.
-        flops: Of a row's forward pass.
-        live_bytes: Of a row of what is alive before it, which crosses if a
-            cell begins with it.
-        float_bytes: Of these, what has a gradient, which crosses back.
-        memory: Of its tasks: `Bytes`.
-    """
-
-    name: str
-    num_params: int
-    num_values: int
-    weight_bytes: int
-    slot_bytes: int
-    gradient_bytes: int
-    flops: float
-    live_bytes: float
-    float_bytes: float
-    memory: StepMemory
 
 
 def layer_sizes(

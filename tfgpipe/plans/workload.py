@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
-from tfgpipe.costs import StepMemory
+from tfgpipe.costs import KeptTensors, LayerSize
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.profiles import MEASURED, CellSeconds, LayerSeconds
 from tfgpipe.schedules import CellFacts
@@ -172,7 +172,9 @@ def machine_named(name: str) -> Machine | None:
 
 
 # -------------------------------------------------------------------- workloads
-def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
+def seconds_by_flops(
+    size: LayerSize, rows: float, machine: Machine
+) -> LayerSeconds:
     """Estimates a layer's seconds: that of its FLOPs, or of its bytes if more.
 
     A backward pass has twice the operations of a forward pass: a matrix product
@@ -293,7 +295,7 @@ class Workload:
 
     def __init__(
         self,
-        sizes: Sequence[Any],
+        sizes: Sequence[LayerSize],
         output_bytes: float,
         seconds: Sequence[LayerSeconds],
         task_seconds: float,
@@ -311,7 +313,7 @@ class Workload:
         self._live = [*live, rows * output_bytes]
         self._floats = [rows * size.float_bytes for size in sizes]
         memory = [size.memory for size in sizes]
-        self._kept = _KeptTensors(memory, rows)
+        self._kept = KeptTensors(memory, rows)
         self._reaches = [own.reaches for own in memory]
         self._crossing = _sums(own.crossing.at(rows) for own in memory)
         self._sparse = _sums(own.sparse.at(rows) for own in memory)
@@ -440,43 +442,6 @@ class Workload:
             weights=int(between(self._weights)),
             slots=int(between(self._slots)),
             gradients=int(between(self._gradients)),
-        )
-
-
-class _KeptTensors:
-    """The activations of layers, for micro-batches of so many rows."""
-
-    def __init__(self, layers: Sequence[StepMemory], rows: float):
-        self._inputs = [
-            [(own.by, own.size.at(rows)) for own in layer.inputs]
-            for layer in layers
-        ]
-        self._num = [0, *itertools.accumulate(len(own.made) for own in layers)]
-        self._bytes = _sums(
-            sum(own.size.at(rows) for own in layer.made) for layer in layers
-        )
-        # Those that only layers from one on take: by whom they are made.
-        self._late: list[list[tuple[int, float]]] = [[] for _ in self._num]
-        for i, layer in enumerate(layers):
-            for own in layer.made:
-                for stop in range(i + 1, i + own.by + 1):
-                    self._late[stop].append((i, own.size.at(rows)))
-
-    def before(self, start: int, stop: int) -> float:
-        """Returns the bytes of the inputs that some layers take."""
-        first_other = stop + (stop == len(self._inputs)) - start
-        return sum(n for by, n in self._inputs[start] if by < first_other)
-
-    def made(self, start: int, stop: int) -> tuple[int, float]:
-        """Returns how many others they take, and their bytes.
-
-        The loss, behind the last layer, is taken to keep the outputs.
-        """
-        is_last = stop == len(self._inputs)
-        late = [n for i, n in self._late[stop] if i >= start and not is_last]
-        return (
-            self._num[stop] - self._num[start] - len(late),
-            self._bytes[stop] - self._bytes[start] - sum(late),
         )
 
 

@@ -1,0 +1,143 @@
+"""What layers need, in bytes: numbers alone, without TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Bytes(NamedTuple):
+    """Bytes for a number of rows.
+
+    Attributes:
+        fixed: Whatever the rows.
+        per_row: For each row.
+    """
+
+    fixed: float
+    per_row: float
+
+    def at(self, rows: float) -> float:
+        """Returns the bytes for so many rows."""
+        return self.fixed + rows * self.per_row
+
+
+class Activation(NamedTuple):
+    """A tensor that backward passes take, seen from a step.
+
+    Attributes:
+        by: How many steps behind this one the first step is that takes it; the
+            loss counts as one more step.
+        size: Its bytes.
+    """
+
+    by: int
+    size: Any
+
+
+class StepMemory(NamedTuple):
+    """What the tasks of a step keep, and need while they run.
+
+    Sizes are numbers, for some rows, or `Bytes`. Weights and constants do not
+    count.
+
+    Attributes:
+        inputs: The activations of steps before that it takes, or a later one.
+        made: Those that it makes.
+        crossing: Kept from the gradients of inputs to those of weights.
+        sparse: Slices of gradients that are not added up, but kept.
+        forward: Needed at most while the forward pass runs, with outputs.
+        backward: Needed at most, beside what is kept, while the backward pass
+            runs, with the gradients of outputs and inputs.
+        reaches: How many steps before this one the first step is that takes
+            gradients which this one makes.
+    """
+
+    inputs: tuple[Activation, ...] = ()
+    made: tuple[Activation, ...] = ()
+    crossing: Any = 0
+    sparse: Any = 0
+    forward: Any = 0
+    backward: Any = 0
+    reaches: int = 0
+
+
+class LayerSize(NamedTuple):
+    """What one step of a model needs; of tied weights, the first has all.
+
+    Attributes:
+        name: Of its layer.
+        num_params: Numbers in its trainable weights.
+        num_values: Numbers in all its weights.
+        weight_bytes: Bytes of these.
+        slot_bytes: Bytes that the optimizer keeps for them.
+        gradient_bytes: Bytes of a gradient for each trainable weight.
+        flops: Of a row's forward pass.
+        live_bytes: Of a row of what is alive before it, which crosses if a
+            cell begins with it.
+        float_bytes: Of these, what has a gradient, which crosses back.
+        memory: Of its tasks: `Bytes`.
+    """
+
+    name: str
+    num_params: int
+    num_values: int
+    weight_bytes: int
+    slot_bytes: int
+    gradient_bytes: int
+    flops: float
+    live_bytes: float
+    float_bytes: float
+    memory: StepMemory
+
+
+def kept_sizes(steps: Sequence[StepMemory]) -> list[list[Any]]:
+    """Returns the sizes of what each step makes, and some step takes.
+
+    What the model itself takes is in the first list, what the loss alone takes
+    in none.
+    """
+    made = [step.made for step in steps]
+    made[0] += steps[0].inputs
+    count = len(steps)
+    return [
+        [own.size for own in of_step if k + own.by < count]
+        for k, of_step in enumerate(made)
+    ]
+
+
+class KeptTensors:
+    """The activations of layers, for micro-batches of so many rows."""
+
+    def __init__(self, layers: Sequence[StepMemory], rows: float):
+        self._inputs = [
+            [(own.by, own.size.at(rows)) for own in layer.inputs]
+            for layer in layers
+        ]
+        made = [[own.size.at(rows) for own in layer.made] for layer in layers]
+        self._num = [*itertools.accumulate(map(len, made), initial=0)]
+        self._bytes = [*itertools.accumulate(map(sum, made), initial=0.0)]
+        # Those that only layers from one on take: by whom they are made.
+        self._late: list[list[tuple[int, float]]] = [[] for _ in self._num]
+        for i, layer in enumerate(layers):
+            for own in layer.made:
+                for stop in range(i + 1, i + own.by + 1):
+                    self._late[stop].append((i, own.size.at(rows)))
+
+    def before(self, start: int, stop: int) -> float:
+        """Returns the bytes of the inputs that some layers take."""
+        first_other = stop + (stop == len(self._inputs)) - start
+        return sum(n for by, n in self._inputs[start] if by < first_other)
+
+    def made(self, start: int, stop: int) -> tuple[int, float]:
+        """Returns how many others they take, and their bytes.
+
+        The loss, behind the last layer, is taken to keep the outputs.
+        """
+        is_last = stop == len(self._inputs)
+        late = [n for i, n in self._late[stop] if i >= start and not is_last]
+        return (
+            self._num[stop] - self._num[start] - len(late),
+            self._bytes[stop] - self._bytes[start] - sum(late),
+        )
