@@ -13,27 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_presets
-from keras import layers as kl
-from kinds import KINDS, Plain
-from matrix import NAMED, REMAT, arguments, largest_difference
 from quick import quick
-from test_transparency import optimizers, train
 
 import tfgpipe
 from tfgpipe import internals
 from tfgpipe.devices import names
-
-QUICK = [("outputs", 1, 1, "gpipe", "except_last")]
-SLOW = [
-    ("masked_summary", 2, 3, "1f1b", "never"),
-    ("tied", 3, 2, "zero_bubble", "always"),
-    *(
-        (kind, 3, 4, schedule, remat)
-        for kind in ("masked_summary", "counters")
-        for schedule in NAMED
-        for remat in REMAT
-    ),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -184,52 +168,6 @@ def test_what_xla_cannot_compile_is_an_error_if_asked_for(case):
         applied(Applied(function, name="odd"), jit_compile=True)
 
 
-# How cells are ordered, and hold less.
-WAYS = {
-    "default": {},
-    "1f1b": {"schedule": "1f1b"},
-    "a share": {"remat": 0.5},
-    "groups": {"remat_groups": 2},
-    "head in parts": {"head_parts": 2},
-    "never": {"remat": "never"},
-    "offload": {"remat": "offload"},
-    "shards": {"shards": {"logits": ["CPU:2", "CPU:3"]}},
-    "skipping": {"skip_nonfinite": True},
-    "weights on the host": {"weights_on": "host"},
-    "zero bubble": {"schedule": "zero_bubble"},
-}
-
-
-def language_model():
-    keras.utils.set_random_seed(0)
-    blocks = [
-        keras.Sequential([kl.LayerNormalization(), kl.Dense(8, "tanh")])
-        for _ in range(4)
-    ]
-    embedding = kl.Embedding(20, 8)
-    return [keras.Input((3,)), embedding, *blocks, kl.Dense(20, name="logits")]
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("way", quick(WAYS, ["default"]))
-def test_compiled_cells_have_the_numbers_of_keras(way):
-    """Also where a last mini-batch has fewer rows: their number is unknown."""
-    x, y = np.random.default_rng(0).integers(0, 20, (2, 7, 3))
-    options = {"devices": ["CPU:0", "CPU:1"], "trial": "off", **WAYS[way]}
-    found = []
-    for model, compiled in (
-        (keras.Sequential(language_model()), False),
-        (tfgpipe.GPipe(language_model(), 2, 2, **options), True),
-    ):
-        loss = keras.losses.SparseCategoricalCrossentropy(True)
-        model.compile(
-            keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=compiled
-        )
-        model.fit(x, y, 4, verbose=0, shuffle=False)
-        found.append([w.numpy() for w in model.weights])
-    assert largest_difference(*found) < 1e-10
-
-
 def test_file_leaves_it_to_the_next_machine(on_accelerators, tmp_path):
     model = tfgpipe.GPipe(two_layers(), 2, 2)
     for options, expected in (
@@ -243,31 +181,6 @@ def test_file_leaves_it_to_the_next_machine(on_accelerators, tmp_path):
         model.save(tmp_path / "model.keras")
         loaded = tfgpipe.load_model(tmp_path / "model.keras")
         assert loaded.get_compile_config()["jit_compile"] == expected
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)]
-)
-def test_training_and_inference_are_those_of_keras(case):
-    name, *point = case
-    found = []
-    for make in (
-        Plain,
-        lambda layers: tfgpipe.GPipe(layers, **arguments(*point)),
-    ):
-        model, history, outputs = train(
-            KINDS[name], make, optimizers("momentum"), 2, infers=True
-        )
-        x, y = (
-            part(np.random.default_rng(3))
-            for part in (KINDS[name].x, KINDS[name].y)
-        )
-        weights = [w.numpy() for w in model.weights]
-        tested = model.evaluate(x, y, 8, verbose=0, return_dict=True)
-        found.append((weights, history, outputs, tested))
-    for one, other in zip(*found, strict=True):
-        assert largest_difference(one, other) < 1e-10
 
 
 def test_exported_model_serves_what_it_predicts(tmp_path):

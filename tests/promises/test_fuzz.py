@@ -202,7 +202,6 @@ TOLD = {
 }
 
 
-# `test_cures.py`, which is slow too, has the same ones without their cures.
 # Each has a fast test of its own: what layers do to each other in
 # `test_between_layers.py`, hinge and losses as metrics in `test_row_wise.py`,
 # seeds that cells share in `test_saving.py`.

@@ -6,32 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from by_schedule import dealt, values
 from device_names import names
 from graphs import called, operations, step_graph, tasks
 from keras import layers as kl
-from matrix import WHOLE
 
 import tfgpipe
 from tfgpipe.internals import function_graph
-from tfgpipe.schedules import CHUNKS
-
-# What their last layers do, parts do not add up to.
-REFUSED = {"between"}
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("kind", "schedule"), [*dealt([*CHUNKS], 9)])
-def test_numbers_are_those_of_a_whole_head(kind, schedule):
-    if kind in REFUSED | WHOLE:
-        with pytest.raises(ValueError, match="`head_parts` must be 1"):
-            values(kind, schedule, head_parts=2)
-        return
-    expected = values(kind, schedule, head_parts=1)
-    found = values(kind, schedule, head_parts=2)
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_allclose(b, a, 1e-10, 1e-12)
-
 
 WORDS, LENGTH = 30, 6
 LOSS = keras.losses.SparseCategoricalCrossentropy
@@ -298,16 +278,6 @@ def test_replicas():
             model = pipeline(parts=parts, k=None)
         found.append(results(model, tokens()))
     assert_close(*found)
-
-
-@pytest.mark.slow
-def test_compiled_by_xla():
-    found = []
-    for parts in (1, 3):
-        model = pipeline(parts=parts)
-        model.compile("sgd", LOSS(from_logits=True), jit_compile=True)
-        found.append(model.fit(*tokens(8), verbose=0).history["loss"])
-    np.testing.assert_allclose(*found, 1e-6)
 
 
 def test_logits_of_a_part_are_there_alone():

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from by_schedule import dealt, values
 from crossing import sent_tensors
 from device_names import names
 from graphs import step_graph
@@ -14,20 +13,8 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.devices.names import same_device
-from tfgpipe.schedules import CHUNKS
 
 HOST = "CPU:0"
-
-
-SCHEDULES = [name for name in CHUNKS if name != "gpipe"]
-
-
-@pytest.mark.parametrize(("kind", "schedule"), [*dealt(SCHEDULES, 7)])
-def test_bits_are_those_of_weights_on_devices(kind, schedule):
-    expected = values(kind, schedule, weights_on="devices")
-    found = values(kind, schedule, weights_on="host")
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def compiled(weights_on="host", schedule="breadth_first", chunks=3, **kwargs):

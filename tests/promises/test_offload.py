@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from by_schedule import dealt, values
 from device_names import names
 from graphs import is_task, step_graph
 from keras import layers as kl
@@ -13,14 +12,6 @@ from tfgpipe.devices.names import same_device
 from tfgpipe.schedules import CHUNKS, SCHEDULES, Schedule
 
 HOST = "CPU:0"
-
-
-@pytest.mark.parametrize(("kind", "schedule"), [*dealt([*CHUNKS], 9)])
-def test_bits_are_those_of_what_is_kept(kind, schedule):
-    expected = values(kind, schedule, 4, "never")
-    found = values(kind, schedule, 4, "offload")
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def compiled(remat="offload", m=4, **kwargs):
@@ -61,27 +52,6 @@ def test_what_is_kept_goes_to_the_host_and_comes_back():
         ]
         counts[remat] = {op.inputs[0].op.name for op in copies}
     assert len(counts["offload"] - counts["never"]) == 2 * 2
-
-
-def test_training_is_that_of_plain_keras():
-    keras.utils.set_random_seed(1)
-    layers = [keras.Input((8,))]
-    layers += [kl.Dense(8, "tanh") for _ in range(6)]
-    plain = keras.Sequential(layers)
-    plain.compile(keras.optimizers.SGD(0.1), "mse")
-    model = tfgpipe.GPipe(
-        keras.models.clone_model(plain),
-        2,
-        4,
-        devices=names(3)[1:],
-        remat="offload",
-    )
-    model.set_weights(plain.get_weights())
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    for one in (plain, model):
-        one.fit(*data(), verbose=0, shuffle=False)
-    for a, b in zip(plain.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, 1e-5, 1e-7)
 
 
 @pytest.mark.parametrize("name", [*SCHEDULES])

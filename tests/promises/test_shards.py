@@ -4,25 +4,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from by_schedule import dealt, values
 from device_names import names
 from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.devices.names import same_device
-from tfgpipe.schedules import CHUNKS
 
 LOSS = keras.losses.SparseCategoricalCrossentropy
 WORDS, LENGTH = 11, 5
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("kind", "schedule"), [*dealt([*CHUNKS], 14)])
-def test_numbers_are_those_of_whole_layers(kind, schedule):
-    expected = values(kind, schedule)
-    found = values(kind, schedule, shards=names(8)[6:])
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_allclose(b, a, 1e-10, 1e-12)
 
 
 def words(tied=True, dtype=None, is_plain=False, lora=False):

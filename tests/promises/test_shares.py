@@ -1,22 +1,12 @@
 """Cells that keep a share alone have the bits of those that keep all."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from kinds import KINDS
-from matrix import WHOLE, arguments
-from test_transparency import optimizers, train
 
 import tfgpipe
-from tfgpipe.schedules import CHUNKS
-
-SHARES = (0.5, 0.2, 0.8)
-LOOPS = ("masked_sequence", "masked_summary")
-QUICK = ("attention", "masked_sequence", "tied")
 
 
 def random_layers():
@@ -33,40 +23,6 @@ def random_layers():
         kl.Flatten(),
         kl.Dense(2, "softplus"),
     ]
-
-
-def dealt():
-    """Each kind with a schedule and a share; each schedule with some kind."""
-    kinds = sorted(KINDS, key=lambda name: name in WHOLE)
-    points = zip(itertools.cycle(CHUNKS), itertools.cycle(SHARES))
-    for kind, (schedule, share) in zip(kinds, points):
-        schedule = "gpipe" if kind in WHOLE else schedule
-        share = 0.98 if kind in LOOPS else share
-        marks = [] if kind in QUICK else pytest.mark.slow
-        yield pytest.param(kind, schedule, share, marks=marks)
-
-
-def weights(name, schedule, remat):
-    k = 4 if CHUNKS[schedule] == 2 else 2
-    model, history, _ = train(
-        KINDS[name],
-        lambda layers: tfgpipe.GPipe(
-            layers, **{**arguments(k, 3, schedule, "never"), "remat": remat}
-        ),
-        optimizers("momentum"),
-        epochs=1,
-    )
-    return [*history.values(), *(w.numpy() for w in model.weights)]
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "schedule", "share"), [*dealt()])
-def test_share_has_the_bits_of_all(name, schedule, share):
-    expected = weights(name, schedule, "never")
-    for remat in (share, {0: share, 1: "always"}):
-        found = weights(name, schedule, remat)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
 
 
 def trained(layers, k, remat, schedule="gpipe", **compiled):
@@ -124,25 +80,6 @@ def test_moments_over_replicas_are_the_same():
 
     for one, other in zip(found(0.4), found("never"), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
-def test_compiled_cells_are_those_of_the_whole():
-    """XLA adds up in another order where it computes again."""
-    layers = [
-        keras.Input((6, 8)),
-        *(kl.Dense(16, "gelu") for _ in range(5)),
-        kl.Flatten(),
-        kl.Dense(2),
-    ]
-
-    def made():
-        return keras.models.clone_model(keras.Sequential(layers)).layers
-
-    expected = trained(made, 2, "never", jit_compile=True)
-    found = trained(made, 2, 0.4, jit_compile=True)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, 1e-5, 1e-6)
 
 
 def test_check_compares_cells_that_keep_a_share():

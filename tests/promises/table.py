@@ -1,0 +1,357 @@
+"""One table of promises: a case is plain data, and one function compares it.
+
+    assert_same(Case("tied", k=4, m=3, schedule="1f1b"), "keras")
+
+trains a pipeline and what it is to be equal to. A feature of pipelines is a
+value of `Case.feature`, whatever it is told by: a rule, an argument, compiling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import tempfile
+from typing import Any
+
+import keras
+import numpy as np
+from device_names import names
+from functional import Twice
+from keras import layers as kl
+from kinds import KINDS, Kind, Plain, normal, tokens, user_loss
+from matrix import WHOLE, arguments, largest_difference
+from sharing_layers import Counter
+from with_columns import shards_of
+
+import tfgpipe
+
+ROWS = 11  # in batches of 8: 8 and a last one of 3 rows
+# What a pipeline is told besides, by the name; those of `MODES` when it is
+# compiled.
+FEATURES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "a share": {"remat": 0.5},
+    "a share and a rule": {"remat": {0: 0.8, 1: "always"}},
+    "groups": {"remat_groups": 2},
+    "head in parts": {"head_parts": 2},
+    "offload": {"remat": "offload"},
+    "shards": {"shards": names(8)[6:]},
+    "skipping": {"skip_nonfinite": True},
+    "weights on the host": {"weights_on": "host"},
+}
+MODES: dict[str, dict[str, Any]] = {
+    "eagerly": {"run_eagerly": True},
+    "several steps": {"steps_per_execution": 2},
+}
+# They add up in another order than pipelines without them.
+ROUNDS = ("eagerly", "head in parts", "shards")
+# The last layers of these do what parts do not add up to.
+WHOLE_HEADS = {"between", "noisy", *WHOLE}
+
+
+POINT = ("model", "k", "m", "schedule")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is trained, and how.
+
+    Attributes:
+        model: One of `MODELS`.
+        k: Cells.
+        m: Micro-batches of a replica.
+        schedule: By its name, or "written".
+        remat: Name of a rule, or "mapping" for several.
+        feature: One of `FEATURES` or `MODES`.
+        replicas: Their number.
+        optimizer: One of `OPTIMIZERS`.
+        epochs: Of `fit`; one of them is one step.
+        infers: Whether validation and prediction are compared, too.
+        compiled: Whether XLA compiles cells.
+    """
+
+    model: str
+    k: int = 2
+    m: int = 3
+    schedule: str = "gpipe"
+    remat: str = "except_last"
+    feature: str = "none"
+    replicas: int = 1
+    optimizer: str = "momentum"
+    epochs: int = 1
+    infers: bool = False
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        """The point, and what is not the default of the rest."""
+        values = dataclasses.asdict(self)
+        point = [values.pop(name) for name in (*POINT, "remat")]
+        defaults = dataclasses.asdict(Case(self.model))
+        rest = {k: v for k, v in values.items() if v != defaults[k]}
+        named = [k if v is True else f"{v}" for k, v in rest.items()]
+        return "-".join(map(str, [*point, *named]))
+
+
+# ------------------------------------------------------------------ the models
+class Pair(kl.Layer):
+    """Hands on a pair, and uses each part several times."""
+
+    def __init__(self, first=False, **kwargs):
+        super().__init__(**kwargs)
+        self.first = first
+        self.a, self.b = kl.Dense(8), kl.Dense(8)
+        self.norm, self.dropout = kl.BatchNormalization(), kl.Dropout(0.2)
+
+    def build(self, shape):
+        for layer in (self.a, self.b, self.norm, self.dropout):
+            layer.build((None, 8))
+
+    def call(self, x):
+        h, before = (x, x) if self.first else x
+        t = self.norm(self.a(keras.ops.relu(h))) + self.b(before)
+        u = self.dropout(t) * h + keras.ops.tanh(before) + t * before
+        return keras.ops.tanh(u + h), h
+
+
+class Product(kl.Layer):
+    def call(self, x):
+        return x[0] * x[1]
+
+
+def pairs():
+    return [kl.Dense(8), Pair(first=True), Pair(), Product()]
+
+
+def noisy():
+    """Layers whose numbers depend on the micro-batch and on seeds."""
+    layers = [kl.Dense(6, activation="tanh"), Counter(name="counter")]
+    for _ in range(2):
+        layers += [kl.Dropout(0.3), kl.BatchNormalization(), kl.Dense(6)]
+    return layers
+
+
+class Residual(kl.Layer):
+    """A block, of which a model has several."""
+
+    def __init__(self, units=8, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = kl.LayerNormalization()
+        self.wide, self.narrow = kl.Dense(16, "gelu"), kl.Dense(units)
+
+    def call(self, x):
+        return x + self.narrow(self.wide(self.norm(x)))
+
+
+def blocks():
+    """A language model of equal blocks, where cells begin at regions."""
+    return [
+        kl.Embedding(20, 8),
+        *(Residual() for _ in range(6)),
+        kl.Dense(20, name="logits"),
+    ]
+
+
+def of_logits():
+    return {"loss": keras.losses.SparseCategoricalCrossentropy(True)}
+
+
+def drawn_mask():
+    """A mask that depends on what layers compute."""
+    return [
+        kl.Dense(4, activation="relu"),
+        kl.Dropout(0.5, seed=1),
+        kl.Masking(0.0),
+        kl.SimpleRNN(4, return_sequences=True),
+        kl.Dense(2),
+    ]
+
+
+class Attends(kl.Layer):
+    """Takes the mask off one of two names of a tensor."""
+
+    def build(self, shapes):
+        self.attention = kl.MultiHeadAttention(2, 3)
+        self.attention.build(*shapes)
+
+    def call(self, pair):
+        return self.attention(pair[0], pair[0]), pair[1]
+
+
+class Pools(kl.Layer):
+    def build(self, shapes):
+        self.pool = kl.GlobalAveragePooling1D()
+
+    def call(self, pair):
+        return self.pool(pair[0]) + self.pool(pair[1])
+
+
+def masked_twice():
+    embedding = kl.Embedding(9, 4, mask_zero=True)
+    return [embedding, Twice(), Attends(), Pools(), kl.Dense(2)]
+
+
+MODELS: dict[str, Kind] = {
+    **KINDS,
+    "drawn_mask": Kind(drawn_mask, normal(5, 2), normal(5, 2)),
+    "masked_twice": Kind(
+        masked_twice, lambda rng: rng.integers(0, 3, (19, 6)), normal(2)
+    ),
+    "whole_metric": dataclasses.replace(
+        KINDS["dense"], compile=lambda: {"loss": "mse", "metrics": [user_loss]}
+    ),
+    "blocks": Kind(
+        blocks, tokens(3, 20, False), tokens(3, 20, False), of_logits
+    ),
+    "noisy": Kind(noisy, normal(5), normal(6)),
+    "pairs": Kind(pairs, normal(8), normal(8)),
+}
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+}
+
+
+# -------------------------------------------------------------- what is trained
+def train(kind, make, optimizer, epochs=1, infers=False, model=None):
+    """Trains; returns the model, its history and outputs if it infers.
+
+    Args:
+        kind: Layers, data, and how they are trained.
+        make: Makes a model of layers.
+        optimizer: To compile it with.
+        epochs: If there is one, it is one step.
+        infers: Whether to validate and predict.
+        model: One that has begun to train, to go on with.
+    """
+    rng = np.random.default_rng(3)
+    if model is None:
+        keras.utils.set_random_seed(5)
+        model = make(kind.layers())
+        model.compile(optimizer, **kind.compile())
+    x, y = keras.tree.map_structure(
+        lambda rows: rows[:ROWS], (kind.x(rng), kind.y(rng))
+    )
+    fit = kind.fit(rng)
+    if "sample_weight" in fit:
+        fit["sample_weight"] = fit["sample_weight"][:ROWS]
+    steps = {"steps_per_epoch": 1} if epochs == 1 else {}
+    history = model.fit(
+        x,
+        y,
+        batch_size=8,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        validation_data=(x, y) if infers else None,
+        **steps,
+        **fit,
+    )
+    outputs = model.predict(x, 8, verbose=0) if infers else None
+    return model, history.history, outputs
+
+
+def _numbers(model, history, outputs):
+    history = {k: v for k, v in history.items() if k != "skipped_steps"}
+    variables = [v.numpy() for v in model.variables]
+    return variables, history, outputs
+
+
+@functools.cache
+def of_keras(name, optimizer, epochs, infers):
+    """What plain Keras gives."""
+    kind = MODELS[name]
+    options = kind.compile()
+    # Eagerly it need not be traced, but weighs several losses otherwise.
+    if not isinstance(options.get("loss"), (dict, list)):
+        options["run_eagerly"] = True
+    kind = dataclasses.replace(kind, compile=lambda: options)
+    optimizer = OPTIMIZERS[optimizer]()
+    return _numbers(*train(kind, Plain, optimizer, epochs, infers))
+
+
+def pipeline(case, layers):
+    """The pipeline of a case, not compiled."""
+    options = arguments(case.k, case.m, case.schedule, case.remat)
+    if case.model == "blocks":  # regions are groups
+        options.pop("remat_groups", None)
+    options |= FEATURES.get(case.feature, {})
+    if isinstance(options.get("shards"), list):
+        devices = options["shards"]
+        options["shards"] = shards_of(layers, devices, len(devices))
+    if case.replicas == 1:
+        return tfgpipe.GPipe(layers, **options)
+    devices = options.pop("devices", None)
+    width = len(devices or ()) or case.k
+    with tfgpipe.PipelineStrategy(case.replicas, width).scope():
+        return tfgpipe.GPipe(layers, **options)
+
+
+def trained(case):
+    """The model of a case, and its numbers."""
+    mode = MODES.get(case.feature, {})
+    if case.compiled:
+        mode = {**mode, "jit_compile": True}
+    kind = MODELS[case.model]
+    kind = dataclasses.replace(
+        kind, compile=lambda: {**MODELS[case.model].compile(), **mode}
+    )
+    found = train(
+        kind,
+        functools.partial(pipeline, case),
+        OPTIMIZERS[case.optimizer](),
+        case.epochs,
+        case.infers,
+    )
+    return found[0], _numbers(*found)
+
+
+@functools.cache
+def numbers(case, policy):
+    """Those of a pipeline, by the policy of its layers."""
+    return trained(case)[1]
+
+
+def assert_same(case, against, tolerance=1e-10):
+    """Trains a case, and compares variables, history and outputs.
+
+    Args:
+        case: A pipeline, in float64 where it is compared with Keras.
+        against: "keras": plain Keras, to rounding; or another case.
+        tolerance: Of differences; 0 for the same bits.
+    """
+    if against == "keras":
+        model, found = trained(case)
+        assert len(model.cells()) == case.k
+        expected = of_keras(
+            case.model, case.optimizer, case.epochs, case.infers
+        )
+    else:
+        found = trained(case)[1]
+        expected = numbers(against, keras.config.dtype_policy().name)
+    _compare(found, expected, tolerance)
+
+
+def assert_file_goes_on(case, **changes):
+    """Saves a trained case; loaded with other cells it trains on as that."""
+    model, _ = trained(case)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.keras")
+        model.save(path)
+        loaded = tfgpipe.load_model(path, **changes)
+    found, expected = (
+        _numbers(*train(MODELS[case.model], None, None, model=one))
+        for one in (loaded, model)
+    )
+    _compare(found, expected, 0)
+
+
+def _compare(found, expected, tolerance):
+    assert found[1].keys() == expected[1].keys()
+    if tolerance:
+        worst = [largest_difference(*both) for both in zip(found, expected)]
+        assert max(worst) < tolerance
+        return
+    for a, b in zip(*map(keras.tree.flatten, (found, expected)), strict=True):
+        np.testing.assert_array_equal(a, b)
