@@ -22,7 +22,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel, are_distinct, is_continuous
+from tfgpipe.graphs import TracedModel, is_continuous
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.conditions import conditions_of_rows
@@ -69,8 +69,6 @@ class Phase:
         self.next: dict[int, Any] = {}  # state, before and after a step
         self.weights: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.wanted: list[tuple[int, Unit]] = []
-        self.results: list[tf.Tensor] = []  # what all rows and parts make
-        self.fed: list[tf.Tensor] = []  # what parts are given of all rows
         self.metrics: set[int] = set()  # ids of their variables
         self.all_metrics: list[Any] = []
         self.asked: Any = None  # as `said`: code that asks for their number
@@ -96,7 +94,7 @@ class Phase:
                     host if self._tries_all else own.stores[0]
                     for own in self.cells
                 ],
-                differentiates_all=self._tries_all,
+                tries_all=self._tries_all,
                 **options,
             )
             self._take(graph)
@@ -107,7 +105,7 @@ class Phase:
         return graph
 
     def know_rows(
-        self, specs: Any, step: TracedModel, total: int | None
+        self, specs: Any, step: TracedModel, units: Units, total: int | None
     ) -> TriedGraph | None:
         """Looks for code that does something else where it knows the rows.
 
@@ -119,6 +117,7 @@ class Phase:
         Args:
             specs: Nest of what a mini-batch is.
             step: The graph of a step.
+            units: Its units.
             total: The number of rows of a mini-batch that may be run; None if
                 it is not known, or if that takes long.
         """
@@ -130,7 +129,7 @@ class Phase:
         own = next(t for t in step.x if t is not None).shape[0]
         first = [
             None if count is None else self._first_unlike(specs, count, known)
-            for count, known in ((own, step), (total, None))
+            for count, known in ((own, (step, units)), (total, None))
         ]
         if not any(first):
             return graph
@@ -180,23 +179,16 @@ class Phase:
             for i, unit in enumerate(graph.units.found)
             if self.is_tried(unit) and i not in self.errors and not unit.mixes
         ]
-        traced = graph.traced
-        found = [t for _, unit in self.wanted for t in unit.gives]
-        found += [t for _, unit in self.wanted for t in unit.takes]
-        found += [t for unit in graph.units.drawing for t in unit.takes]
-        found += [*traced.losses, *(t for _, t in traced.new_state)]
-        found += [t for t in traced.handed_out if t is not None]
-        self.results = [
-            t for t in {t.ref(): t for t in found}.values() if is_data(t)
-        ]
-        self.fed = [t for t in graph.fed if is_data(t)]
 
     def is_tried(self, unit: Unit) -> bool:
         """Whether a unit is to be tried."""
         return self._tries_all or not unit.is_known
 
     def _first_unlike(
-        self, specs: Any, num_rows: int, known: TracedModel | None
+        self,
+        specs: Any,
+        num_rows: int,
+        known: tuple[TracedModel, Units] | None,
     ) -> tuple[Cell, str] | None:
         """Cell and name of what a graph of known rows makes otherwise, if any.
 
@@ -206,15 +198,13 @@ class Phase:
         whole, *_ = rows.drawn(specs, 8, graph.smallest_table, parts=parts)
         try:
             least = min([unit.num_bytes for unit in graph.units.found])
-            found = graph.beside(
-                known or graph.traced_for(num_rows),
-                tree.flatten(whole),
-                self.weights,
-                [*self.results, *self.fed],
+            other, units = known or graph.traced_for(num_rows)
+            pairs = graph.compare_runs(
+                other, units, tree.flatten(whole), self.weights
             )
             unlike = [
                 unit
-                for unit, a, b in found
+                for unit, a, b in pairs
                 if a is None or compare.distance(a, b, num_bytes=least)
             ]
         except Exception:  # of rows that it cannot take
@@ -346,11 +336,12 @@ class _Run:
 
     def units(self) -> None:
         """Tries the units, one after the other."""
-        graph, wanted = self._graph, self._phase.results
-        fed = self._phase.fed
-        whole = graph.run([*wanted, *fed], self._values(0))
+        graph, wanted = self._graph, self._graph.results
+        fed = graph.fed
+        drawn = [graph.run(fed, self._values(p)) for p in range(3) if fed]
+        is_known = self._feed(fed, drawn)
+        whole = graph.run(wanted, {**self._values(0), **(drawn or [{}])[0]})
         self._note_next(whole)
-        is_known = self._feed(fed, [whole] + self._shapes(fed))
         start, end = 0, len(graph.units.found)
         while start < end and is_known:
             self._made = [whole, *self._parts_of(wanted)]
@@ -363,16 +354,13 @@ class _Run:
                 start += 1
         if not is_known:
             return
-        self.try_lookups()
+        if graph.lookups:  # here, metrics do not run on
+            last = graph.run(wanted, self._values(2))
+            self._judge_lookups([*self._made[:2], last])
         self._try_drawing()
         self._try_draws()
         self._try_replicas()
         self._try_gradients()
-
-    def _shapes(self, tensors: Sequence[tf.Tensor]) -> list[Values]:
-        if not tensors:
-            return [{}, {}]
-        return [self._graph.run(tensors, self._values(p)) for p in (1, 2)]
 
     def _feed(
         self, tensors: Sequence[tf.Tensor], made: Sequence[Values]
@@ -605,27 +593,25 @@ class _Run:
 
     # -------------------------------------------------------------- gradients
     def try_lookups(self) -> None:
+        """Finds out which lookups are those of rows."""
+        tensors = [lookup.indices for lookup in self._graph.lookups]
+        if tensors:
+            self._judge_lookups(
+                [self._graph.run(tensors, self._values(p)) for p in range(3)]
+            )
+
+    def _judge_lookups(self, runs: Sequence[Values]) -> None:
         """Slices of sparse gradients are those of rows, or of all of them."""
         phase, units = self._phase, self._graph.units
-        own = [
-            one
-            for one in self._graph.lookups
-            if one.unit not in units.drawing and phase.call.training
-            if not are_distinct(one.indices)  # they are added up by index
-        ]
-        if not own:
-            return
-        tensors = [one.indices for one in own]
-        made = [self._graph.run(tensors, self._values(p)) for p in range(3)]
-        for one in own:
-            whole, *parts = (values[one.indices.ref()] for values in made)
+        for lookup in self._graph.lookups:
+            whole, *parts = (values[lookup.indices.ref()] for values in runs)
             is_of_rows, are_repeated = compare.of_indices(whole, parts)
             if is_of_rows and not are_repeated:
-                phase.lookups_of_rows.add(one.place)
+                phase.lookups_of_rows.add(lookup.place)
             if not (is_of_rows or are_repeated or phase.sizes_vary):
-                i = units.found.index(one.unit)
-                text = compare.of_lookups(one.variable)
-                phase.say(i, f"lookup {id(one.variable)}", text)
+                i = units.found.index(lookup.unit)
+                text = compare.of_lookups(lookup.variable)
+                phase.say(i, f"lookup {id(lookup.variable)}", text)
 
     def _try_gradients(self) -> None:
         """Those of units that are differentiated."""

@@ -102,7 +102,8 @@ class Trial:
         if key in self._phases:
             return
         is_off = self._rule == "off"
-        is_known = all(unit.is_known for unit in Units(traced).found)
+        units = Units(traced)
+        is_known = all(unit.is_known for unit in units.found)
         # Code that asks for a number of rows may show at another one alone.
         asks = flat[0].shape[0] is not None and _has_own_code(call)
         is_needed = not is_known or (asks and not is_off)
@@ -118,7 +119,7 @@ class Trial:
             elif graph is not None:
                 many = self._many(graph, specs, count)
                 total = flat[0].shape[0] if many else None
-                graph = phase.know_rows(specs, traced, total)
+                graph = phase.know_rows(specs, traced, units, total)
             if graph is not None and not is_off:
                 wanted = [] if is_known else self._rows(graph, specs, many)
                 for parts, nests, is_real in wanted:

@@ -35,6 +35,7 @@ from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import (
     TracedModel,
     TraceOptions,
+    are_distinct,
     as_tensor,
     is_continuous,
 )
@@ -95,8 +96,8 @@ class TriedGraph:
         devices: Those of the cells.
         known: A run of it on shapes, which is taken if it is the same.
         is_of_any_rows: Whether Python need not know how many rows there are.
-        differentiates_all: Whether all units are differentiated, or those with
-            a gradient of their own.
+        tries_all: Whether all units are tried and differentiated, or only those
+            that are not known, and those with a gradient of their own.
 
     Attributes:
         is_of_any_rows: The same, as it has shown.
@@ -104,6 +105,7 @@ class TriedGraph:
         units: Its units.
         gradients: Those of units that are differentiated.
         fed: What parts of rows are given of all rows.
+        results: All that is compared.
         lookups: Those of trained tables.
     """
 
@@ -114,15 +116,15 @@ class TriedGraph:
         devices: Sequence[str],
         known: TracedModel | None = None,
         is_of_any_rows: bool = True,
-        differentiates_all: bool = False,
+        tries_all: bool = False,
     ):
         self._call = dataclasses.replace(
             call, head=None, is_split=True, synchronizes=False
         )
         self._devices = devices
-        self._differentiates_all = differentiates_all
+        self._tries_all = tries_all
         self._specs = specs
-        self._by_rows: dict[int | None, TracedModel] = {}
+        self._by_rows: dict[int | None, tuple[TracedModel, Units]] = {}
         self.is_of_any_rows = is_of_any_rows
         found: Any = None
         if is_of_any_rows:
@@ -135,10 +137,21 @@ class TriedGraph:
         traced = self.traced
         self._captured = {own.ref(): t for t, own in traced.graph.captures}
         self._functions: dict[Any, Any] = {}
-        self.fed: list[tf.Tensor] = [*self.units.draws, *_moments(traced)]
+        fed = [*self.units.draws, *_moments(traced)]
+        results = [
+            *traced.losses,
+            *(t for _, t in traced.new_state),
+            *(t for t in traced.handed_out if t is not None),
+            *(lookup.indices for lookup in self.lookups),
+        ]
         for unit in self.units.found:
             if unit in self.units.drawing or unit.mixes:
-                self.fed += unit.gives
+                fed += unit.gives
+            if tries_all or not unit.is_known:
+                results += [*unit.takes, *unit.gives]
+        self.fed = [*filter(is_data, fed)]
+        unique = {t.ref(): t for t in results if is_data(t)}
+        self.results = [*unique.values()]
 
     def _run_for(
         self, num_rows: int | None, known: TracedModel | None = None
@@ -166,7 +179,7 @@ class TriedGraph:
         units = Units(known)
         self._place(known)  # gradients are where what they are of is
         gradients = self._differentiated(known, units)
-        self._by_rows[num_rows] = known
+        self._by_rows[num_rows] = known, units
         return known, units, gradients
 
     def _differentiated(
@@ -175,7 +188,7 @@ class TriedGraph:
         """Each unit by itself: no fault of one is taken for one of another."""
         found: dict[Unit, Gradients] = {}
         for unit in units.found if self._call.training else ():
-            if not (self._differentiates_all or unit in units.differentiating):
+            if not (self._tries_all or unit in units.differentiating):
                 continue
             losses = [t for t in traced.losses if units.of(t) is unit]
             made = [*filter(is_continuous, [*unit.gives, *losses])]
@@ -202,39 +215,39 @@ class TriedGraph:
         if self.is_of_any_rows:
             return self.traced.graph
         x = [t.ref() for t in self.traced.x if t is not None]
-        return self.traced_for(values[x[0]].shape[0]).graph
+        return self.traced_for(values[x[0]].shape[0])[0].graph
 
-    def traced_for(self, num_rows: int) -> TracedModel:
-        """The run of Python that knows how many rows there are."""
+    def traced_for(self, num_rows: int) -> tuple[TracedModel, Units]:
+        """Returns the run of Python that knows how many rows there are."""
         if num_rows not in self._by_rows:
             self._run_for(num_rows)
         return self._by_rows[num_rows]
 
-    def beside(
+    def compare_runs(
         self,
         other: TracedModel,
+        units: Units,
         x: Sequence[Any],
         weights: State,
-        wanted: Sequence[tf.Tensor],
     ) -> list[tuple[Unit | None, Any, Any]]:
-        """What this makes of some rows, and what another run of it makes.
+        """Runs some rows here, and in the graph of another run of the model.
 
-        First what units give, in order; None and None where it is not known
-        what belongs together. Then, of no unit, all that both have of outputs,
-        losses of layers, and what these assign. `wanted` are all that is to be
-        run later, too: for that, one function.
+        Returns pairs of values: first of what tried units give, in order, with
+        the unit; None and None where it is not known what belongs together.
+        Then, of no unit, all that both have of outputs, losses of layers, and
+        what these assign. `units` are those of the other run.
         """
         before = [op.device for op in other.operations]
         self._place(other)
         pairs: list[tuple[Unit | None, Any, Any]] = []
-        known = _by_name(self.units)
-        for key, unit in _by_name(Units(other)).items():
-            own = known[key].gives if key in known else []
-            if len(own) == len(unit.gives):
-                both = [*zip(own, unit.gives)]
-                pairs += [(unit, a, b) for a, b in both if is_data(b)]
-            else:
+        units_here = _by_name(self.units)
+        for key, unit in _by_name(units).items():
+            gives = units_here[key].gives if key in units_here else []
+            if len(gives) != len(unit.gives):
                 pairs.append((unit, None, None))
+            elif not unit.is_known:
+                both = zip(gives, unit.gives)
+                pairs += [(unit, a, b) for a, b in both if is_data(b)]
         handed_out = zip(
             [t for t in self.traced.handed_out if t is not None],
             [t for t in other.handed_out if t is not None],
@@ -254,14 +267,15 @@ class TriedGraph:
         )
         for op, device in zip(other.operations, before):
             internals.put_on(op, device)
-        more = [t for _, t, _ in pairs if t is not None]
-        made = self.run([*wanted, *more], self.given(x, weights, {}))
         others = iter(function([*values.values()]))
+        values = self.given(x, weights, {})
+        values.update(self.run(self.fed, values))
+        results = self.run(self.results, values)
         return [
             (unit, None, None)
-            if own is None
-            else (unit, made[own.ref()], next(others))
-            for unit, own, _ in pairs
+            if tensor is None
+            else (unit, results[tensor.ref()], next(others))
+            for unit, tensor, _ in pairs
         ]
 
     def _place(self, traced: TracedModel) -> None:
@@ -275,10 +289,13 @@ class TriedGraph:
     def lookups(self) -> list[Lookup]:
         """See `TriedGraph`."""
         found = []
-        for place, use, op in self.traced.all_lookups():
-            unit = self.units.of(op.outputs[0])
-            if unit is not None:
-                found.append(Lookup(place, unit, use.variable, op.inputs[1]))
+        # Distinct indices are added up by index, whatever they follow from.
+        lookups = self.traced.all_lookups() if self._call.training else []
+        for place, use, op in lookups:
+            unit, indices = self.units.of(op.outputs[0]), op.inputs[1]
+            is_drawing = unit in self.units.drawing
+            if unit and not is_drawing and not are_distinct(indices):
+                found.append(Lookup(place, unit, use.variable, indices))
         return found
 
     def follows(self, tensor: tf.Tensor, sources: Iterable[tf.Tensor]) -> bool:
