@@ -46,13 +46,13 @@ FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 class Arguments:
     """The arguments of a `GPipe`, checked and completed.
 
-    They are those of `GPipe`, and `replicas`: the devices of each replica, if a
-    strategy names them, or None.
+    They are the arguments of `GPipe`, and `replicas`: each replica's devices,
+    if a strategy names them, or None.
 
     Attributes:
         source: The layers, and how they are called.
         costs: What they cost.
-        grid: Full names of devices, grid[r][k] that of cell k in replica r.
+        grid: Full names of devices, grid[r][k] for cell k in replica r.
         devices: Full names of devices, as a `Program` numbers them.
         num_replicas: R.
         has_only_device: Whether one device is all there is, and nobody asked
@@ -164,20 +164,22 @@ class Arguments:
             self._device_of(k, len(rows[0])) for k in range(self.num_partitions)
         ]
         self.grid = [tuple(row[d] for d in places) for row in rows]
-        own = [[row[d] for d in sorted({*places})] for row in rows]
+        by_replica = [[row[d] for d in sorted({*places})] for row in rows]
         self.num_replicas = len(self.grid)
         self.shards = self._check_shards(shards)
         if self._problems:
             raise ValueError("\n".join(self._problems))
         listed = names.all_devices()
-        for r, row in enumerate(own):  # those that have nothing but shards
+        for r, row in enumerate(
+            by_replica
+        ):  # those that have nothing but shards
             of_shards = {
                 shard[r]
-                for given in self.shards.values()
-                for shard in self.shard_devices(given, 0)
+                for shards_of_layer in self.shards.values()
+                for shard in self.shard_devices(shards_of_layer, 0)
             }
             row += sorted(of_shards - {*row}, key=listed.index)
-        self.devices = [device for row in own for device in row]
+        self.devices = [device for row in by_replica for device in row]
         if self.shards and names.only_compiles(self.devices):
             raise ValueError(
                 "`shards` must be None where XLA compiles all that a device "
@@ -217,38 +219,48 @@ class Arguments:
     ) -> list[str] | None:
         """Where the weights of a cell are; None for on its devices.
 
-        Those of layers with shards are on the host.
+        The weights of layers with shards are on the host.
         """
         if self.weights_on == "devices" and not of_shards:
             return None
         return [self._store or names.host_of(device) for device in devices]
 
-    def num_shards(self, given: Any) -> int:
+    def num_shards(self, shards_of_layer: Any) -> int:
         """How many there are, by what `shards` says of a layer, or None."""
-        if given is None:
+        if shards_of_layer is None:
             return 1
-        is_count = isinstance(given, int)
-        return given if is_count else len(given) // self.num_replicas
+        is_count = isinstance(shards_of_layer, int)
+        return (
+            shards_of_layer
+            if is_count
+            else len(shards_of_layer) // self.num_replicas
+        )
 
-    def shard_devices(self, given: Any, k: int) -> list[tuple[str, ...]]:
+    def shard_devices(
+        self, shards_of_layer: Any, k: int
+    ) -> list[tuple[str, ...]]:
         """The devices of each shard of a layer of cell k, one a replica.
 
         `given` is what `shards` says of the layer.
         """
-        if isinstance(given, int):
-            found = []
+        if isinstance(shards_of_layer, int):
+            by_replica = []
             for row in self.grid:
-                own = [*dict.fromkeys(row)]
-                first = own.index(row[k])
-                found.append([*own[first:], *own[:first]][:given])
+                of_replica = [*dict.fromkeys(row)]
+                first = of_replica.index(row[k])
+                by_replica.append(
+                    [*of_replica[first:], *of_replica[:first]][:shards_of_layer]
+                )
         else:
-            known = [names.resolve_device(device) or "" for device in given]
-            count = self.num_shards(given)
-            found = [
+            known = [
+                names.resolve_device(device) or "" for device in shards_of_layer
+            ]
+            count = self.num_shards(shards_of_layer)
+            by_replica = [
                 known[r * count : (r + 1) * count]
                 for r in range(self.num_replicas)
             ]
-        return [*zip(*found, strict=True)]
+        return [*zip(*by_replica, strict=True)]
 
     def check_training(self) -> None:
         """Refuses a schedule that has forward tasks only."""
@@ -287,7 +299,7 @@ class Arguments:
     def remat_by_cell(self, num_groups: Sequence[int]) -> Remat:
         """The rule of each group of each cell; the last one may be the head.
 
-        `num_groups` are those of each cell.
+        `num_groups` has one number for each cell.
         """
         has_head = self.head_parts > 1
         return Remat.of(self.remat, num_groups, self._written, has_head)
@@ -387,7 +399,7 @@ class Arguments:
         return rules
 
     def _is_by_replica(self, devices: Sequence[Any], count: int) -> bool:
-        """Whether no replica's shards are on devices of another one."""
+        """Returns whether no replica's shards are on devices of another one."""
         return not any(
             {*devices[r * count : (r + 1) * count]} & {*row}
             for r in range(self.num_replicas)
@@ -396,7 +408,7 @@ class Arguments:
         )
 
     def _check_shards(self, shards: Any) -> dict[str, Any]:
-        """What is asked of layers, by their names."""
+        """Returns the shards asked for, by the names of layers."""
         if shards is None:
             return {}
         if not isinstance(shards, Mapping) or not all(
@@ -408,15 +420,15 @@ class Arguments:
                 '{"logits": 2}, say.'
             )
             return {}
-        found: dict[str, Any] = {}
+        checked: dict[str, Any] = {}
         most = len({*self.grid[0]})
-        for name, given in shards.items():
-            count = as_count(given)
+        for name, asked in shards.items():
+            count = as_count(asked)
             if count is not None and 1 < count <= most:
-                found[name] = count
+                checked[name] = count
                 continue
-            is_list = isinstance(given, (list, tuple))
-            devices = [*map(names.name_of, given)] if is_list else []
+            is_list = isinstance(asked, (list, tuple))
+            devices = [*map(names.name_of, asked)] if is_list else []
             known = [*map(names.resolve_device, devices)]
             per_replica = len(devices) // self.num_replicas
             if (
@@ -426,24 +438,24 @@ class Arguments:
                 and len({*known}) == len(known)
                 and self._is_by_replica(known, per_replica)
             ):
-                found[name] = devices
+                checked[name] = devices
                 continue
             self._problems.append(
                 "`shards` must say of a layer how many devices compute it, "
                 f"from 2 to the {most} of a replica; or name at least 2 "
                 "devices, each once and none of another replica's, for each of "
-                f"{self.num_replicas} replicas. Received: {name!r}: {given!r}. "
+                f"{self.num_replicas} replicas. Received: {name!r}: {asked!r}. "
                 f"TensorFlow lists {names.all_devices()}. Pass others, or {{}} "
                 "to `load_model`, too."
             )
-        return found
+        return checked
 
     def _choice(self, name: str, value: Any, choices: Any) -> str | None:
         """The value, or None where it is wrong."""
         return self._noted(checked_choice, name, value, choices)
 
     def _noted(self, check: Callable[..., Any], *arguments: Any) -> Any:
-        """What a check returns; None where it finds a problem."""
+        """Returns what a check returns; None if it finds a problem."""
         try:
             return check(*arguments)
         except ValueError as error:
@@ -552,14 +564,14 @@ def auto_schedule(
     durations = []
     for cell, count in enumerate(cut):
         stop = start + count
-        own = seconds.of(start, stop)
-        half, rest = own["input_gradient"], own["weight_gradient"]
+        by_kind = seconds.of(start, stop)
+        half, rest = by_kind["input_gradient"], by_kind["weight_gradient"]
         if start <= seconds.first:  # nothing takes the gradient of the inputs
-            half, rest = 0.0, own["backward"]
+            half, rest = 0.0, by_kind["backward"]
         elif not seconds.has_halves(start, stop):
-            half, rest = own["backward"], 0.0
-        again = own["recompute"] * remat.recomputes(cell)
-        durations.append((own["forward"], half + again, rest))
+            half, rest = by_kind["backward"], 0.0
+        again = by_kind["recompute"] * remat.recomputes(cell)
+        durations.append((by_kind["forward"], half + again, rest))
         start = stop
     return search(durations, num_micro_batches, memory=k), cut
 
@@ -570,7 +582,7 @@ _NAMES = ("flops", "bytes")
 class GivenCosts:
     """The argument `costs`, checked, and what follows from it.
 
-    Costs that are known become those of the source.
+    Costs that are known become the source's.
 
     Attributes:
         unit: Of the costs; empty for one that the user knows.
@@ -622,15 +634,15 @@ class GivenCosts:
         if self.profile is not None:
             costs = self.profile.costs()
         is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
-        found = [*costs] if is_list else []
+        listed = [*costs] if is_list else []
         num_layers = len(self.source.steps or self.source.calls)
-        if len(found) == num_layers and all(map(is_amount, found)):
-            return [float(value) for value in found]
+        if len(listed) == num_layers and all(map(is_amount, listed)):
+            return [float(value) for value in listed]
         received = f"costs={costs!r}"
         if self.profile is not None:
-            received = f"a profile of {len(found)} layers"
+            received = f"a profile of {len(listed)} layers"
         elif is_list:
-            received += f" ({len(found)} numbers)"
+            received += f" ({len(listed)} numbers)"
         self.problems.append(
             f"`costs` must be one of {[*_NAMES]}, what `tfgpipe.profile` "
             "returned for these layers, or a list of finite numbers from 0. "
@@ -676,6 +688,6 @@ def _check_sizes(placed: Placed) -> None:
                 'costs="bytes" needs layers whose inputs have known sizes. '
                 f"Received: layer '{placed.layers[0].name}' with an input of "
                 f"shape {tuple(tensor.shape)}. Make the `keras.Input` with "
-                "all sizes but that of the batch, or measure: "
+                "all sizes but the batch's, or measure: "
                 "`tfgpipe.profile(layers, x).bytes()`."
             )

@@ -14,7 +14,7 @@ Algorithm:
    first j layers into k cells ends with a cell that starts at some i, after
    the best cut of the first i layers into k - 1 cells. The squared cost of a
    run satisfies the quadrangle inequality, so the best start never moves back
-   as j grows: that of the middle j halves the starts for all others.
+   as j grows: the middle j's halves the starts for all others.
 
 Everything is computed in integers, as long as they need to be: a float is a
 whole number of some power of two, so nothing is rounded, whatever the
@@ -238,8 +238,8 @@ def _least_squares(
         best = {}
         fill(k, min(reach, num_layers - (num_partitions - k)), low, high)
     cuts = [num_layers]
-    for own in [best, *reversed(before[1:])]:
-        cuts.append(own[cuts[-1]][1])
+    for of_cells in [best, *reversed(before[1:])]:
+        cuts.append(of_cells[cuts[-1]][1])
     return cuts[::-1]
 
 
@@ -264,8 +264,8 @@ def steps_of_head(live_bytes: Sequence[float], output_bytes: float) -> int:
     2
     """
     widest = output_bytes
-    for count, own in enumerate(reversed(live_bytes), 1):
-        if 2 * own <= widest:
+    for count, live in enumerate(reversed(live_bytes), 1):
+        if 2 * live <= widest:
             return count
-        widest = max(widest, own)
+        widest = max(widest, live)
     return 1

@@ -1,4 +1,4 @@
-"""What layers cost: FLOPs, bytes, and what they keep for the backward pass."""
+"""Costs of layers: FLOPs, bytes, activations."""
 
 from tfgpipe.costs.activations import memory_of_steps
 from tfgpipe.costs.layer_size import (

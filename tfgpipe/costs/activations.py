@@ -1,7 +1,7 @@
 """Activations: what backward passes take of the forward pass, step by step.
 
 The graph of a model is differentiated, and the part of each step is asked what
-its backward pass takes, as that of a cell is, see `graphs/cell_functions.py`:
+its backward pass takes, as a cell's is, see `graphs/cell_functions.py`:
 
     steps             embed | dense | dense | head
     h, of embed               taken     taken           first by the next step
@@ -64,8 +64,8 @@ def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
     taken = [_Taken(part) for part in parts]
     traced, count = parts[0].traced, len(parts)
     takers: dict[Any, list[int]] = collections.defaultdict(list)
-    for k, own in enumerate(taken):
-        for ref in own.activations:
+    for k, step in enumerate(taken):
+        for ref in step.activations:
             takers[ref].append(k)
     makers = {t.ref(): -1 for t in [*traced.x, *traced.labels] if t is not None}
 
@@ -80,25 +80,25 @@ def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
         return makers[ref]
 
     inputs: list[list[Activation]] = [[] for _ in parts]
-    made: list[list[Activation]] = [[] for _ in parts]
+    made_by: list[list[Activation]] = [[] for _ in parts]
     # The loss is taken to keep the outputs, or as much that it makes of them.
     for tensor in filter(is_continuous, traced.handed_out):
         if maker(_owner(tensor)) == count - 1:
             takers[_owner(tensor).ref()].append(count)
         else:
-            made[-1].append(Activation(1, tensor_bytes(tensor)))
+            made_by[-1].append(Activation(1, tensor_bytes(tensor)))
     for ref, steps in takers.items():
         tensor = ref.deref()
         first, size = maker(tensor), tensor_bytes(tensor)
         if first >= 0:
-            made[first].append(Activation(max(steps[0] - first, 0), size))
+            made_by[first].append(Activation(max(steps[0] - first, 0), size))
         for k in range(first + 1, min(steps[-1] + 1, count)):
             by = steps[bisect.bisect_left(steps, k)] - k
             inputs[k].append(Activation(by, size))
     return [
-        StepMemory(tuple(before), tuple(own), *rest, reaches)
-        for before, own, rest, reaches in zip(
-            inputs, made, (own.sizes() for own in taken), _reaches(parts)
+        StepMemory(tuple(before), tuple(step), *rest, reaches)
+        for before, step, rest, reaches in zip(
+            inputs, made_by, (step.sizes() for step in taken), _reaches(parts)
         )
     ]
 
@@ -106,16 +106,16 @@ def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
 def _reaches(parts: Sequence[Part]) -> list[int]:
     """Returns for each step how far back its gradients go at once."""
     furthest = [0] * len(parts)
-    made = {t.ref(): part.index for part in parts for t in part.gives_back}
+    makers = {t.ref(): part.index for part in parts for t in part.gives_back}
     for part in parts:
         for tensor in part.takes_back:
-            k = made.get(tensor.ref(), part.index)
+            k = makers.get(tensor.ref(), part.index)
             furthest[k] = max(furthest[k], k - part.index)
     return furthest
 
 
 class _Taken:
-    """What the backward pass of a step takes.
+    """The tensors that the backward pass of a step takes.
 
     Attributes:
         activations: References of tensors of the forward pass.
@@ -215,7 +215,7 @@ def _peak(
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
-    """Returns its bytes; those of the largest input if they are unknown."""
+    """Returns its bytes; if they are unknown, its largest input's."""
     if tensor.shape.is_fully_defined():
         return placement.num_bytes(tensor)
     known = [t for t in tensor.op.inputs if t.shape.is_fully_defined()]

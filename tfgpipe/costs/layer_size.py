@@ -1,4 +1,4 @@
-"""What layers need, by their rows, without allocating any of it.
+"""Sizes of layers, by their rows, without allocating any of it.
 
 The model is traced for two numbers of rows, into graphs that never run. What
 grows with the rows is a line through both.
@@ -31,7 +31,7 @@ _CACHE_BYTES = 64 * 2**20
 def layer_sizes(
     placed: Placed, num_slot_bytes: Callable[[Any], int]
 ) -> list[LayerSize]:
-    """What each step needs, in order; its weights need no values.
+    """Computes the sizes of all steps, in order; weights need no values.
 
     `num_slot_bytes` tells what the optimizer keeps for a variable.
     """
@@ -100,17 +100,17 @@ def _memory_line(few: StepMemory, many: StepMemory) -> StepMemory:
 
 
 def bytes_between(placed: Placed, rows: int) -> int:
-    """What other layers read and write between two tasks of one, in bytes.
+    """Estimates the bytes that others use between two tasks of a layer.
 
     Weights, unless single rows of them are looked up, and sums of gradients;
-    outputs and their gradients. No more than caches hold. `rows` are those of a
+    outputs and their gradients. No more than caches hold. `rows` are a
     micro-batch; other sizes that are not known count as 1.
     """
     weights = sum(
         placement.num_bytes(v)
-        for layer, own in with_weights(placed)
+        for layer, weights_of_layer in with_weights(placed)
         if not isinstance(layer, keras.layers.Embedding)
-        for v in own
+        for v in weights_of_layer
     )
     live = sum(_row_bytes(t) for step in placed.steps for t in step.live)
     return min(2 * (weights + rows * live), _CACHE_BYTES)
@@ -195,7 +195,7 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
     if optimizer is None:
         return lambda _: 0
     try:
-        given = keras.optimizers.get(optimizer)
+        original = keras.optimizers.get(optimizer)
     except Exception as error:  # of many kinds
         raise ValueError(
             "`optimizer` must be what `compile` takes: the name of one, or a "
@@ -210,7 +210,7 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
         axes = dict(zip(_PRIMES, variable.shape))
         key = len(axes), variable.dtype
         if key not in known:
-            known[key] = _slots(given, [*axes], variable.dtype)
+            known[key] = _slots(original, [*axes], variable.dtype)
         return sum(
             itemsize * math.prod(axes.get(size, size) for size in shape)
             for shape, itemsize in known[key]
@@ -234,8 +234,8 @@ def _slots(
         twin.build([weight])
     return [
         (tuple(slot.shape), tf.as_dtype(slot.dtype).size)
-        for one in internals.with_inner(twin)
-        for slot in internals.slots(one, weight)
+        for part in internals.with_inner(twin)
+        for slot in internals.slots(part, weight)
     ]
 
 

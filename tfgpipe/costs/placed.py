@@ -73,7 +73,7 @@ class Placed:
         source: The same.
         spec: The same.
         steps: In order.
-        layers: That of each step.
+        layers: The layer of each step.
         home: Tells which of the steps a call of a layer begins, or None.
         output: Specs of the outputs, a nest.
 
@@ -84,10 +84,10 @@ class Placed:
     def __init__(self, source: Any, spec: Any):
         self.source = source
         self.spec = spec
-        found, self.output = source.outlined(spec)
+        outlined, self.output = source.outlined(spec)
         self.layers = [step.layer for step in source.steps]
         self.home = cell_of_call([step] for step in source.steps)
-        self.steps = self._steps(found.traced)
+        self.steps = self._steps(outlined.traced)
 
     def differentiated(self, rows: int) -> list[PlacedStep]:
         """Returns the steps for so many rows, with their backward passes.
@@ -102,7 +102,7 @@ class Placed:
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        """What each step computes, as a text for files."""
+        """Texts for files, which say what each step computes."""
         return [step.key for step in self.steps]
 
     def _steps(
@@ -113,32 +113,32 @@ class Placed:
             traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
         )
         nothing: list[list[Indices]] = [[] for _ in traced.uses]
-        made = None
+        differentiated = None
         if are_trained:
             has_gradient = [*map(is_continuous, alone.handed_out)]
             with contextlib.suppress(Exception):  # of many kinds
-                made = differentiate(alone, has_gradient, [])
-        if made is None:
-            made = without_gradients(alone)
-        parts = parts_of(made, len(self.layers), nothing)
+                differentiated = differentiate(alone, has_gradient, [])
+        if differentiated is None:
+            differentiated = without_gradients(alone)
+        parts = parts_of(differentiated, len(self.layers), nothing)
         steps = zip(self.layers, self._weights(parts), parts, alive(parts))
         return [PlacedStep(*step) for step in steps]
 
     def _weights(self, parts: Sequence[Part]) -> list[list[keras.Variable]]:
         known = [v for layer in self.layers for v in layer.variables]
         held = {*map(id, known + internals.seeds_of(self.source.layers))}
-        found = []
+        by_step = []
         for layer, part in zip(self.layers, parts):
             taken = {t.ref() for t in part.takes}
             read = [use.variable for use in part.uses]
             read += [v for v, t in part.traced.state if t.ref() in taken]
             others = {id(v): v for v in read if id(v) not in held}
-            found.append([*layer.weights, *others.values()])
-        return found
+            by_step.append([*layer.weights, *others.values()])
+        return by_step
 
 
 def example_of(spec: Any, rows: int, size: int | None = None) -> Any:
-    """A nest of specs of batches, as those of batches of so many rows.
+    """Returns a nest of specs of batches for so many rows.
 
     Sizes that are not known become `size`.
     """

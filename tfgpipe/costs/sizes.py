@@ -1,4 +1,4 @@
-"""What layers need, in bytes: numbers alone, without TensorFlow."""
+"""Sizes of layers, in bytes: numbers alone, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Activation(NamedTuple):
 
 
 class StepMemory(NamedTuple):
-    """What the tasks of a step keep, and need while they run.
+    """The bytes that the tasks of a step keep, and need while they run.
 
     Sizes are numbers, for some rows, or `Bytes`. Weights and constants do not
     count.
@@ -45,7 +45,7 @@ class StepMemory(NamedTuple):
     Attributes:
         inputs: The activations of steps before that it takes, or a later one.
         made: Those that it makes.
-        crossing: Kept from the gradients of inputs to those of weights.
+        crossing: Kept from the gradients of inputs to the weights' gradients.
         sparse: Slices of gradients that are not added up, but kept.
         forward: Needed at most while the forward pass runs, with outputs.
         backward: Needed at most, beside what is kept, while the backward pass
@@ -64,7 +64,7 @@ class StepMemory(NamedTuple):
 
 
 class LayerSize(NamedTuple):
-    """What one step of a model needs; of tied weights, the first has all.
+    """The size of one step of a model; of tied weights, the first has all.
 
     Attributes:
         name: Of its layer.
@@ -98,12 +98,12 @@ def kept_sizes(steps: Sequence[StepMemory]) -> list[list[Any]]:
     What the model itself takes is in the first list, what the loss alone takes
     in none.
     """
-    made = [step.made for step in steps]
-    made[0] += steps[0].inputs
+    by_step = [step.made for step in steps]
+    by_step[0] += steps[0].inputs
     count = len(steps)
     return [
-        [own.size for own in of_step if k + own.by < count]
-        for k, of_step in enumerate(made)
+        [tensor.size for tensor in of_step if k + tensor.by < count]
+        for k, of_step in enumerate(by_step)
     ]
 
 
@@ -112,18 +112,20 @@ class KeptTensors:
 
     def __init__(self, layers: Sequence[StepMemory], rows: float):
         self._inputs = [
-            [(own.by, own.size.at(rows)) for own in layer.inputs]
+            [(tensor.by, tensor.size.at(rows)) for tensor in layer.inputs]
             for layer in layers
         ]
-        made = [[own.size.at(rows) for own in layer.made] for layer in layers]
-        self._num = [*itertools.accumulate(map(len, made), initial=0)]
-        self._bytes = [*itertools.accumulate(map(sum, made), initial=0.0)]
+        sizes = [
+            [tensor.size.at(rows) for tensor in layer.made] for layer in layers
+        ]
+        self._num = [*itertools.accumulate(map(len, sizes), initial=0)]
+        self._bytes = [*itertools.accumulate(map(sum, sizes), initial=0.0)]
         # Those that only layers from one on take: by whom they are made.
         self._late: list[list[tuple[int, float]]] = [[] for _ in self._num]
         for i, layer in enumerate(layers):
-            for own in layer.made:
-                for stop in range(i + 1, i + own.by + 1):
-                    self._late[stop].append((i, own.size.at(rows)))
+            for tensor in layer.made:
+                for stop in range(i + 1, i + tensor.by + 1):
+                    self._late[stop].append((i, tensor.size.at(rows)))
 
     def before(self, start: int, stop: int) -> float:
         """Returns the bytes of the inputs that some layers take."""

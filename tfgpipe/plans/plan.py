@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of `GPipe`, except the layers.
+        """The arguments of `GPipe`, except the layers.
 
         Raises:
             ValueError: If the plan has replicas, and this is not called in the
@@ -112,12 +112,14 @@ class Plan:
         """
         setting = self.best.setting
         self._check_scope(setting.num_replicas)
-        found = setting.arguments
+        arguments = setting.arguments
         # By itself, `GPipe` takes the first K accelerators, or all.
         is_needed = self.names_are_given or CHUNKS[setting.schedule] is None
         if is_needed and setting.num_replicas == 1:
-            found["devices"] = list(self.device_names[: setting.num_devices])
-        return found
+            arguments["devices"] = list(
+                self.device_names[: setting.num_devices]
+            )
+        return arguments
 
     def strategy(self) -> PipelineStrategy:
         """A new strategy of the plan's replicas, on the plan's devices."""
@@ -132,10 +134,12 @@ class Plan:
     def _check_scope(self, num_replicas: int) -> None:
         current = strategy.current()
         wanted = (num_replicas, self.best.setting.num_devices)
-        found = None
+        in_scope = None
         if current is not None:
-            found = current.num_replicas, current.num_partitions
-        if found != (None if num_replicas == 1 and found is None else wanted):
+            in_scope = current.num_replicas, current.num_partitions
+        if in_scope != (
+            None if num_replicas == 1 and in_scope is None else wanted
+        ):
             raise ValueError(
                 f"A plan with {wanted[0]} replicas of {wanted[1]} devices must "
                 "be used in the scope of a strategy that has them. Received: "
@@ -192,7 +196,7 @@ class Plan:
         ]
 
     def _why(self, choice: Prediction) -> str:
-        """What makes a choice slower than the best: the largest of causes."""
+        """Names the largest cause that makes a choice slower than the best."""
         best = self.best
         if choice is best:
             limit = self.memory_limit
@@ -250,7 +254,7 @@ def plan(
         optimizer: As `compile` takes it; for its slots.
         num_replicas: R, see `PipelineStrategy`; None to have it chosen.
         inputs: Nest of `keras.Input`s: what a list of layers without one
-            takes, or a model with a `call` of its own; or those of a model
+            takes, or a model with a `call` of its own; or the inputs of a model
             which leave sizes open, such as a length, of the sizes that are
             usual.
         setting: Arguments of `GPipe` that are to be predicted as they are, in
@@ -358,7 +362,7 @@ def plan(
 
 
 def _have_host(names: Sequence[str]) -> bool:
-    """Whether devices may have their weights, or what they keep, on a host."""
+    """Returns whether devices may have what they hold on a host."""
     return not device_names.only_compiles(names)
 
 
@@ -377,7 +381,7 @@ def _warn_of_guesses(profile: Profile, setting: Setting, rows: int) -> None:
 
 
 def machine_here() -> Machine | None:
-    """What the GPUs of this computer are, or None if they are no one kind."""
+    """Returns the kind of this computer's GPUs, or None if they are several."""
     details = tf.config.experimental.get_device_details
     names = {
         details(device).get("device_name", "")
@@ -393,10 +397,10 @@ def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
         if checked.problems:
             raise ValueError("\n".join(checked.problems))
         return tuple(checked.names or ()), True
-    found = accelerators()
+    listed = accelerators()
     if devices is None:
-        return tuple(found), False
-    kind = tf.DeviceSpec.from_string(found[0]).device_type
+        return tuple(listed), False
+    kind = tf.DeviceSpec.from_string(listed[0]).device_type
     count = as_count(devices)
     if count is None or count > MOST_DEVICES:
         raise ValueError(
@@ -513,10 +517,10 @@ def user_setting(
     problem: PlanProblem,
     layers: Any,
     names: Sequence[str],
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     count_steps: Callable[[Sequence[int]], list[int]],
 ) -> Setting:
-    """What a `GPipe` of these arguments is told.
+    """Returns the setting of a `GPipe` of these arguments.
 
     `names` are of all devices; `given` is what `checked_setting` returned,
     without the devices; `count_steps` is `Source.steps_per_cell`.
@@ -530,14 +534,18 @@ def user_setting(
             "nothing is chosen. Received: num_replicas=None."
         )
     (replicas,) = problem.num_replicas
-    schedule = checked_choice("schedule", given["schedule"], SCHEDULES)
-    # Those of a replica, and of these no more than K cells can use.
-    own = names[: len(names) // replicas]
-    k = as_count(given["num_partitions"])
+    schedule = checked_choice("schedule", arguments["schedule"], SCHEDULES)
+    # The devices of a replica, no more than K cells can use.
+    devices = names[: len(names) // replicas]
+    k = as_count(arguments["num_partitions"])
     if k is not None:
-        own = own[: max(1, devices_for(schedule, k, len(own)))]
+        devices = devices[: max(1, devices_for(schedule, k, len(devices)))]
     checked = Arguments(
-        layers, devices=None, gradient_dtype=None, replicas=[own], **given
+        layers,
+        devices=None,
+        gradient_dtype=None,
+        replicas=[devices],
+        **arguments,
     )
     k, m = checked.num_partitions, checked.num_micro_batches
     rows = problem.batch_size // replicas
@@ -562,7 +570,7 @@ def user_setting(
         groups = 1
     return Setting(
         replicas,
-        len(own),
+        len(devices),
         cut,
         m,
         schedule,
@@ -591,12 +599,12 @@ class SizedModel(NamedTuple):
 
     @property
     def source(self) -> Any:
-        """What has the layers."""
+        """The source of the layers."""
         return self.placed.source
 
     @property
     def keys(self) -> list[str]:
-        """What layers are, for the inputs that the model declares."""
+        """The keys of the layers, for the inputs that the model declares."""
         spec = self.source.input_spec
         is_own = spec is None or spec is self.placed.spec
         return (self.placed if is_own else Placed(self.source, spec)).keys
@@ -616,9 +624,9 @@ class SizedModel(NamedTuple):
         last = seconds[-1].of  # the loss behind it is taken to keep its outputs
         last["recompute_last"] = last["recompute"]
         compiles = device_names.has_accelerator(self.devices) and all(
-            own.supports_jit
+            inner.supports_jit
             for layer in self.source.layers
-            for own in internals.flat_layers(layer)
+            for inner in internals.flat_layers(layer)
         )
         return self.workload(seconds, machine.task_seconds, rows, compiles)
 
@@ -674,9 +682,9 @@ def sized(
 
 
 def _checked_inputs(source: Any, inputs: Any) -> Any:
-    """What the first layer takes, all sizes but the rows known."""
-    own = source.input_spec
-    spec = own if inputs is None else inputs
+    """Returns the inputs of the first layer, of known sizes but for rows."""
+    declared = source.input_spec
+    spec = declared if inputs is None else inputs
     if spec is None:
         raise ValueError(
             "`inputs` must tell what layers without a `keras.Input` take. "
@@ -688,7 +696,7 @@ def _checked_inputs(source: Any, inputs: Any) -> Any:
             raise ValueError(
                 "`inputs` must hold `keras.Input`s. Received: "
                 f"{leaf!r} in inputs={inputs!r}. Pass `keras.Input(shape)`, "
-                "where `shape` is that of a row."
+                "where `shape` is a row's."
             )
         if leaf is not None and None in leaf.shape[1:]:
             raise ValueError(
@@ -697,24 +705,24 @@ def _checked_inputs(source: Any, inputs: Any) -> Any:
                 "`inputs` of the sizes that are usual, such as "
                 f"`keras.Input((512,))`, in the structure {_names_in(spec)}."
             )
-    if inputs is None or own is None:
+    if inputs is None or declared is None:
         return spec
     try:
         spec = source.arranged(inputs)
     except ValueError as error:
         raise ValueError(
-            "`inputs` must be those of the model. Received: "
-            f"inputs={inputs!r}. Pass {_names_in(own)} in this structure."
+            "`inputs` must be the inputs of the model. Received: "
+            f"inputs={inputs!r}. Pass {_names_in(declared)} in this structure."
         ) from error
-    expected, found = tree.flatten(own), tree.flatten(spec)
+    expected, received = tree.flatten(declared), tree.flatten(spec)
     is_other = any(
         not internals.is_optional(a) if b is None else a.dtype != b.dtype
-        for a, b in zip(expected, found)
+        for a, b in zip(expected, received)
     )
-    if is_other or inputs_lib.unlike(spec, own):
+    if is_other or inputs_lib.unlike(spec, declared):
         raise ValueError(
-            "`inputs` must be those of the model, with sizes where it has "
-            f"None. Expected: {expected}. Received: {found}. Change them, or "
+            "`inputs` must be the inputs of the model, with sizes where it "
+            f"has None. Expected: {expected}. Received: {received}. Change them, or "
             "leave `inputs` out if all sizes are known."
         )
     return spec

@@ -41,7 +41,7 @@ _ON_THE_WAY = 2
 
 
 class Prediction(NamedTuple):
-    """What a setting comes to.
+    """The time and memory of a setting.
 
     Attributes:
         bubble: Share of the pipeline's time in which devices wait.
@@ -61,14 +61,14 @@ class Prediction(NamedTuple):
 
     @property
     def device_bytes(self) -> list[int]:
-        """What each device of a replica holds, in all."""
-        return [own.total for own in self.memory]
+        """The bytes of each device of a replica, in all."""
+        return [device.total for device in self.memory]
 
 
 def predict(
     workload: Workload, setting: Setting, machine: Machine | None
 ) -> Prediction:
-    """What a setting comes to, for layers sized for its micro-batches.
+    """Predicts a setting, for layers sized for its micro-batches.
 
     Without a machine, sending and updating take no time.
     """
@@ -89,15 +89,15 @@ def predict(
         if KINDS[op.kind].lane != "compute":
             sent = group.kept - group.kept_inputs
             return 0.0 if machine is None else sent / machine.host_bandwidth
-        found = group.seconds[op.kind]
+        seconds = group.seconds[op.kind]
         takes = KINDS[op.kind].sends == "gradients"
         # It computes first what the forward pass has dropped.
         is_missing = (op.cell, op.micro_batch) not in there
         if takes and is_missing and op.kind != "head":
-            found += group.seconds["recompute"]
+            seconds += group.seconds["recompute"]
         if KINDS[op.kind].ends and first[op.cell] == op.micro_batch:
-            found -= group.addition
-        return max(0.0, found)
+            seconds -= group.addition
+        return max(0.0, seconds)
 
     def link(op: Op) -> float:
         """For which what an operation hands on is under way."""
@@ -118,8 +118,8 @@ def predict(
         again[op.device] += (end - start) * (op.kind == "recompute")
         free[op.device] = end
     updates = [
-        _update_seconds(own, setting.num_replicas, machine)
-        for own in by_device(by_cell, setting)
+        _update_seconds(of_device, setting.num_replicas, machine)
+        for of_device in by_device(by_cell, setting)
     ]
     if setting.weights_on != "devices" and machine is not None:
         free = [
@@ -140,7 +140,7 @@ def predict(
 
 
 def _update_seconds(
-    own: Sequence[CellNeeds], num_replicas: int, machine: Machine | None
+    groups: Sequence[CellNeeds], num_replicas: int, machine: Machine | None
 ) -> float:
     """Reads gradients, reads and writes weights and slots; replicas share it.
 
@@ -148,9 +148,9 @@ def _update_seconds(
     """
     if machine is None:
         return 0.0
-    weights = sum(one.weights for one in own)
-    slots = sum(one.slots for one in own)
-    gradients = sum(one.gradients for one in own)
+    weights = sum(group.weights for group in groups)
+    slots = sum(group.slots for group in groups)
+    gradients = sum(group.gradients for group in groups)
     moved = (gradients + 2 * weights + 2 * slots) / num_replicas
     sent = 2 * gradients * (num_replicas - 1) / num_replicas
     latency = machine.latency if num_replicas > 1 else 0.0
@@ -160,7 +160,7 @@ def _update_seconds(
 def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
     """Of weights that a device gets from the host in a step.
 
-    It has those of two cells: see `run/weights.py`.
+    It has the weights of two cells: see `run/weights.py`.
     """
     held: list[int] = []
     sent = 0.0
@@ -181,13 +181,14 @@ def _host_update_seconds(
     Its memory is taken to be as fast as its links.
     """
     moved = sum(
-        2 * own.gradients + 2 * own.weights + 2 * own.slots for own in groups
+        2 * group.gradients + 2 * group.weights + 2 * group.slots
+        for group in groups
     )
     return moved / machine.host_bandwidth
 
 
 class DeviceMemory(NamedTuple):
-    """What a device holds at the peak of a step, in bytes.
+    """The bytes of a device at the peak of a step.
 
     Attributes:
         gradients: One sum of gradients.
@@ -208,22 +209,22 @@ class DeviceMemory(NamedTuple):
 
 
 def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
-    """What each device holds at its peak."""
+    """Predicts what each device holds at its peak."""
     cells = setting.cells(workload)
     groups = _at_shares(cells, setting)
     program = setting.program(workload)
-    found = []
-    for ops, own in zip(program.by_device, by_device(cells, setting)):
+    by_device_memory = []
+    for ops, of_device in zip(program.by_device, by_device(cells, setting)):
         activations, working = _peak(ops, groups)
-        slots = sum(group.slots for group in own)
-        weights = [group.weights for group in own]
-        gradients = [group.gradients for group in own]
+        slots = sum(group.slots for group in of_device)
+        weights = [group.weights for group in of_device]
+        gradients = [group.gradients for group in of_device]
         if setting.weights_on != "devices":
-            # Those of two cells, and what they have added up.
+            # Of two cells, and the sums of their gradients.
             slots = 0
             weights = sorted(weights)[-2:]
             gradients = sorted(gradients)[-2:]
-        found.append(
+        by_device_memory.append(
             DeviceMemory(
                 sum(weights),
                 -(-slots // setting.num_replicas),  # shared out
@@ -232,7 +233,7 @@ def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
                 round(working),
             )
         )
-    return found
+    return by_device_memory
 
 
 def _at_shares(
@@ -243,8 +244,8 @@ def _at_shares(
         group
         if isinstance(rule, str) or group.facts.is_head
         else group.at_share(rule)
-        for rule, own in zip(setting.remat, cells, strict=True)
-        for group in own
+        for rule, of_cell in zip(setting.remat, cells, strict=True)
+        for group in of_cell
     ]
 
 
@@ -301,10 +302,10 @@ def _peak(
         if KINDS[kind].ends and (k in has_sum or group.parts > 1):
             working += group.gradients
         most = max(most, (now, working), key=sum)
-        for one in leaving:
-            leaving[one] -= 1
-            if not leaving[one]:
-                hold(one, groups[one[0]].kept_inputs - groups[one[0]].kept)
+        for key in leaving:
+            leaving[key] -= 1
+            if not leaving[key]:
+                hold(key, groups[key[0]].kept_inputs - groups[key[0]].kept)
         if kind == "input_gradient":
             hold(at, group.crossing)
         elif KINDS[kind].ends:
@@ -317,14 +318,14 @@ def by_device(
     cells: Sequence[Sequence[CellNeeds]], setting: Setting
 ) -> list[list[CellNeeds]]:
     """The groups of each device."""
-    found: list[list[CellNeeds]] = [[] for _ in range(setting.num_devices)]
+    of_devices: list[list[CellNeeds]] = [[] for _ in range(setting.num_devices)]
     for device, groups in zip(setting.devices, cells):
-        found[device] += groups
-    return found
+        of_devices[device] += groups
+    return of_devices
 
 
 class Setting(NamedTuple):
-    """What a `GPipe` can be told.
+    """Arguments of a `GPipe` that a plan chooses.
 
     Attributes:
         num_devices: Of a replica.
@@ -348,7 +349,7 @@ class Setting(NamedTuple):
     weights_on: str = "devices"
 
     def cells(self, workload: Workload) -> list[list[CellNeeds]]:
-        """What the groups of each cell need."""
+        """Returns the needs of the groups of each cell."""
         regions: Sequence[int] = ()
         if workload.regions_of is not None and self.weights_on == "devices":
             m = self.num_micro_batches
@@ -359,7 +360,7 @@ class Setting(NamedTuple):
 
     @property
     def recomputes(self) -> bool:
-        """Whether a cell computes whole micro-batches again."""
+        """Returns whether a cell computes whole micro-batches again."""
         return any(rule in ("except_last", "always") for rule in self.remat)
 
     @property
@@ -369,7 +370,7 @@ class Setting(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of `GPipe`, except the layers and the devices."""
+        """The arguments of `GPipe`, except the layers and the devices."""
         is_one_rule = len({*self.remat}) == 1
         return {
             "num_partitions": self.num_partitions,
@@ -402,8 +403,8 @@ class Setting(NamedTuple):
             tuple(group.facts for group in groups)
             for groups in self.cells(workload)
         )
-        one = self._replace(num_replicas=1)
-        return _program(one, tuple(facts), workload.is_compiled)
+        of_replica = self._replace(num_replicas=1)
+        return _program(of_replica, tuple(facts), workload.is_compiled)
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,7 +9,7 @@ Predictions are not exact. So of settings that are nearly as fast as the fastest
 the first is the one of fewest micro-batches: a cost of each task that is not
 modelled favours fewer tasks.
 
-Settings are made to fit into a device's memory. In this order, which is that of
+Settings are made to fit into a device's memory, in the order of
 what it costs:
 
 1. the cells are even in seconds, and everything is kept;
@@ -40,12 +40,12 @@ from tfgpipe.schedules import CHUNKS, Rule
 # "breadth_first" is as fast as "interleaved" and holds more.
 _SHAPES = [
     (name, chunks)
-    for name, own in CHUNKS.items()
+    for name, count in CHUNKS.items()
     if name != "breadth_first"
-    for chunks in ((2, 4) if own is None else (own,))
+    for chunks in ((2, 4) if count is None else (count,))
 ]
 
-# If weights are on the host, a device has those of two cells.
+# If weights are on the host, a device has the weights of two cells.
 _HOST_SHAPES = [("breadth_first", chunks) for chunks in (1, 2, 4, 8, 16, 32)]
 
 # Of a step: beyond, its graph takes minutes to trace.
@@ -78,24 +78,31 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
 
 
 def _fastest(problem: PlanProblem, count: int) -> list[Prediction]:
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     # In the order of what their time is not below: from some on, none can be
     # faster than what was found.
     for bound, setting in sorted(_candidates(problem)):
-        if len(found) >= count and bound >= max(
-            NEAR * found[0].step_seconds, found[count - 1].step_seconds
+        if len(predictions) >= count and bound >= max(
+            NEAR * predictions[0].step_seconds,
+            predictions[count - 1].step_seconds,
         ):
             break
         prediction = prediction_that_fits(problem, setting)
         if prediction is not None:
-            found.append(prediction)
+            predictions.append(prediction)
             # Of equally fast ones, what holds less.
-            found.sort(key=lambda p: (p.step_seconds, max(p.device_bytes)))
-    if not found:
+            predictions.sort(
+                key=lambda p: (p.step_seconds, max(p.device_bytes))
+            )
+    if not predictions:
         return []
-    near = [p for p in found if p.step_seconds <= NEAR * found[0].step_seconds]
+    near = [
+        p
+        for p in predictions
+        if p.step_seconds <= NEAR * predictions[0].step_seconds
+    ]
     first = min(near, key=lambda p: p.setting.num_micro_batches)
-    others = [p for p in found if p is not first]
+    others = [p for p in predictions if p is not first]
     return [first, *others][:count]
 
 
@@ -174,13 +181,13 @@ def _bound(workload: Workload, setting: Setting) -> float:
     the devices before it; then the last one goes back through these. Where the
     backward pass is split, it may have gone back earlier.
     """
-    cells = [own for (own,) in workload.cells(setting.layers_per_cell)]
+    cells = [cell for (cell,) in workload.cells(setting.layers_per_cell)]
     m, d = setting.num_micro_batches, setting.num_devices
-    forward = [one.seconds["forward"] for one in cells]
+    forward = [cell.seconds["forward"] for cell in cells]
     backward = [
-        one.facts.has_backward * one.seconds["backward"] for one in cells
+        cell.facts.has_backward * cell.seconds["backward"] for cell in cells
     ]
-    added = [one.facts.has_backward * one.addition for one in cells]
+    added = [cell.facts.has_backward * cell.addition for cell in cells]
     busy = [0.0] * d
     for device, f, b, more in zip(setting.devices, forward, backward, added):
         busy[device] += m * (f + b) - more
@@ -190,7 +197,7 @@ def _bound(workload: Workload, setting: Setting) -> float:
     back = [b - more for b, more in zip(backward, added)]
     way = forward if is_split else [f + b for f, b in zip(forward, back)]
     before = itertools.accumulate(way, initial=0.0)
-    return max(own + more for own, more in zip(busy, before))
+    return max(cell + more for cell, more in zip(busy, before))
 
 
 def smallest(problem: PlanProblem) -> Prediction:
@@ -200,9 +207,9 @@ def smallest(problem: PlanProblem) -> Prediction:
     """
     setting = _setting_of_least(problem)
     workload = problem.workload_for(setting)
-    found = predict(workload, setting, problem.machine)
+    least = predict(workload, setting, problem.machine)
     # The least memory in which it fits.
-    low, high = 0.0, float(max(found.device_bytes))
+    low, high = 0.0, float(max(least.device_bytes))
     while high - low > 0.01 * high:
         middle = (low + high) / 2
         trial = dataclasses.replace(problem, memory_limit=middle)
@@ -210,12 +217,12 @@ def smallest(problem: PlanProblem) -> Prediction:
         if fits is None:
             low = middle
         else:
-            found, high = fits, middle
-    return found
+            least, high = fits, middle
+    return least
 
 
 def can_fit(problem: PlanProblem) -> bool:
-    """Whether the setting that holds least can be made to fit."""
+    """Returns whether the setting that holds least can be made to fit."""
     return prediction_that_fits(problem, _setting_of_least(problem)) is not None
 
 
@@ -239,7 +246,7 @@ def _setting_of_least(problem: PlanProblem) -> Setting:
     )
 
 
-# From the fastest on; those of recomputations hold less, the more micro-batches
+# From the fastest on; recomputations hold less, the more micro-batches
 # there are.
 RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
 
@@ -251,7 +258,7 @@ HEAD_PARTS = 4
 
 @dataclasses.dataclass(frozen=True)
 class PlanProblem:
-    """What is to be planned.
+    """The task of a plan.
 
     Attributes:
         workload_of: The layers, for micro-batches of so many rows.
@@ -297,23 +304,23 @@ def prediction_that_fits(
     problem: PlanProblem, setting: Setting
 ) -> Prediction | None:
     """The prediction for a setting that is changed until it fits, or None."""
-    found = _that_fits(problem, setting)
+    whole = _that_fits(problem, setting)
     workload = problem.workload_for(setting)
-    keeps_all = found is not None and {*found.setting.remat} == {"never"}
+    keeps_all = whole is not None and {*whole.setting.remat} == {"never"}
     if keeps_all or setting.num_micro_batches == 1 or not workload.is_wide:
-        return found
+        return whole
     # Not every loss and head lets it go in parts: so it has to pay.
     in_parts = _that_fits(problem, setting._replace(head_parts=HEAD_PARTS))
-    if found is None or in_parts is None:
-        return found or in_parts
-    is_faster = NEAR * in_parts.step_seconds < found.step_seconds
-    return in_parts if is_faster else found
+    if whole is None or in_parts is None:
+        return whole or in_parts
+    is_faster = NEAR * in_parts.step_seconds < whole.step_seconds
+    return in_parts if is_faster else whole
 
 
 def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
     workload = problem.workload_for(setting)
     held = memory(workload, setting)
-    if max(own.total for own in held) <= problem.limit:
+    if max(device.total for device in held) <= problem.limit:
         return predict(workload, setting, problem.machine)
     cuts = [setting.layers_per_cell]
     other = _cut_that_fits(problem, workload, setting)
@@ -323,16 +330,16 @@ def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
         changed = setting._replace(layers_per_cell=cut)
         more = (g for g in GROUPS if g <= min(cut))
         for groups in (setting.remat_groups, *more):
-            found = _with_remat(problem, workload, changed, groups)
-            if found is not None:
-                return found
+            prediction = _with_remat(problem, workload, changed, groups)
+            if prediction is not None:
+                return prediction
     return None
 
 
 def weights_fit(
     problem: PlanProblem, num_replicas: int, num_devices: int
 ) -> bool:
-    """Whether the weights of all layers do, shared out."""
+    """Returns whether the weights of all layers do, shared out."""
     if problem.weights_on != "devices":
         return True
     workload = problem.workload_of(1.0)
@@ -359,7 +366,7 @@ def _with_remat(
     # The fastest first: a device takes the first within which it fits.
     for rule in rest:
         trial = setting._replace(remat=(rule,) * k, remat_groups=groups)
-        held = [own.total for own in memory(workload, trial)]
+        held = [device.total for device in memory(workload, trial)]
         for device in range(d):
             if rules[device] is None and held[device] <= limit:
                 rules[device] = rule
@@ -372,18 +379,18 @@ def _with_remat(
         remat=tuple(known[device] for device in setting.devices),
         remat_groups=groups,
     )
-    found = predict(workload, changed, problem.machine)
+    recomputed = predict(workload, changed, problem.machine)
     away = changed._replace(
         remat=tuple(r if r == "never" else "offload" for r in changed.remat)
     )
     if are_more or problem.machine is None or not problem.has_host:
-        return found
+        return recomputed
     needs = memory(workload, away)
-    if max(own.total for own in needs) <= limit:
+    if max(device.total for device in needs) <= limit:
         sent = predict(workload, away, problem.machine)
-        if NEAR * sent.step_seconds < found.step_seconds:
+        if NEAR * sent.step_seconds < recomputed.step_seconds:
             return sent
-    return found
+    return recomputed
 
 
 def _cut_that_fits(
@@ -404,14 +411,14 @@ def _cut_that_fits(
     @functools.cache
     def least(cell: int, start: int, stop: int) -> float:
         needs = workload.cell(start, stop)
-        own = needs.inputs * held[cell]
-        own += needs.kept - needs.kept_inputs + needs.backward
-        own += needs.gradients * (setting.num_micro_batches > 1)
+        needed = needs.inputs * held[cell]
+        needed += needs.kept - needs.kept_inputs + needs.backward
+        needed += needs.gradients * (setting.num_micro_batches > 1)
         if setting.weights_on != "devices":
             # Of all cells of the device, two have weights there.
             two = needs.weights + needs.gradients
-            return own + 2 / setting.chunks * two
-        return own + _static(needs, setting.num_replicas)
+            return needed + 2 / setting.chunks * two
+        return needed + _static(needs, setting.num_replicas)
 
     # Cells that share a device share its memory, too.
     limit = problem.limit / setting.chunks

@@ -1,4 +1,4 @@
-"""What consecutive layers take and hold, for a micro-batch; on which machine.
+"""Time and memory of consecutive layers, for a micro-batch; machines.
 
 `Workload` adds up what the layers of a cell take. Where nobody has measured
 that, by `tfgpipe.profile`, it follows from FLOPs and bytes, and the figures of
@@ -121,8 +121,8 @@ MACHINES = {
 }
 """Kinds of accelerators that `plan` knows, by their names.
 
-`flops` are those of float32 as TensorFlow multiplies it: TF32 on A100 and H100,
-bfloat16 on TPUs. `bandwidth` is that of NVLink where the kind has it, else of
+`flops` are for float32 as TensorFlow multiplies it: TF32 on A100 and H100,
+bfloat16 on TPUs. `bandwidth` is NVLink's where the kind has it, else
 PCI express.
 
 Example:
@@ -151,9 +151,9 @@ def machine_of(machine: str | Machine | None) -> Machine:
 
 
 def machine_named(name: str) -> Machine | None:
-    """What a maker's name of a device stands for, or None.
+    """Returns the machine that a maker's name of a device means, or None.
 
-    The figures are those of the kind; the memory that of the name, if it says.
+    The figures are the kind's; the memory is the name's, if it says.
 
     Example:
 
@@ -175,7 +175,7 @@ def machine_named(name: str) -> Machine | None:
 def seconds_by_flops(
     size: LayerSize, rows: float, machine: Machine
 ) -> LayerSeconds:
-    """Estimates a layer's seconds: that of its FLOPs, or of its bytes if more.
+    """Estimates a layer's seconds, by its FLOPs, or by its bytes if more.
 
     A backward pass has twice the operations of a forward pass: a matrix product
     has two gradients, of its input and of its weights. A layer whose weights
@@ -183,7 +183,7 @@ def seconds_by_flops(
     again if it keeps nothing but its inputs. `rows` are those of a micro-batch.
     """
     read, results = (
-        sum(own.size.at(rows) for own in activations if own.by == 0)
+        sum(tensor.size.at(rows) for tensor in activations if tensor.by == 0)
         for activations in (size.memory.inputs, size.memory.made)
     )
     moved = size.weight_bytes + read + results
@@ -206,7 +206,7 @@ _BACKWARD = {"backward", "backward_first", "input_gradient", "weight_gradient"}
 
 
 class CellNeeds(NamedTuple):
-    """What consecutive layers need for a micro-batch, most of it in bytes.
+    """The needs of consecutive layers for a micro-batch, most in bytes.
 
     Attributes:
         seconds: By the kind of the task.
@@ -217,7 +217,7 @@ class CellNeeds(NamedTuple):
         gradient_bytes: Gradients of what comes in.
         kept: What the backward pass needs, inputs among it.
         kept_inputs: The inputs among that.
-        crossing: What the gradients of inputs keep for those of weights.
+        crossing: What gradients of inputs keep for gradients of weights.
         sparse: Slices of gradients, which are not added up.
         forward: What a forward task needs besides, while it runs.
         backward: What a backward task needs besides.
@@ -243,7 +243,7 @@ class CellNeeds(NamedTuple):
     def as_head(self, parts: int) -> CellNeeds:
         """The same as a head, which goes forward and back at once.
 
-        Its activations are those of a part, while it runs.
+        While it runs, it has the activations of a part.
         """
         seconds = self.seconds
         both = seconds["forward"] + seconds["backward"]
@@ -314,17 +314,17 @@ class Workload:
         self._floats = [rows * size.float_bytes for size in sizes]
         memory = [size.memory for size in sizes]
         self._kept = KeptTensors(memory, rows)
-        self._reaches = [own.reaches for own in memory]
-        self._crossing = _sums(own.crossing.at(rows) for own in memory)
-        self._sparse = _sums(own.sparse.at(rows) for own in memory)
+        self._reaches = [step.reaches for step in memory]
+        self._crossing = _sums(step.crossing.at(rows) for step in memory)
+        self._sparse = _sums(step.sparse.at(rows) for step in memory)
         self._forward = [  # its inputs are there, too
-            before + own.forward.at(rows)
-            for before, own in zip(self._live, memory)
+            before + step.forward.at(rows)
+            for before, step in zip(self._live, memory)
         ]
-        self._backward = [own.backward.at(rows) for own in memory]
+        self._backward = [step.backward.at(rows) for step in memory]
         # The loss turns the outputs into their gradient in place.
         self._backward[-1:] = [
-            max(0.0, own - self._live[-1]) for own in self._backward[-1:]
+            max(0.0, step - self._live[-1]) for step in self._backward[-1:]
         ]
         self._weights = _sums(size.weight_bytes for size in sizes)
         self._slots = _sums(size.slot_bytes for size in sizes)
@@ -332,12 +332,12 @@ class Workload:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether XLA compiles the tasks."""
+        """Returns whether XLA compiles the tasks."""
         return self.regions_of is not None
 
     @property
     def is_wide(self) -> bool:
-        """Whether outputs are wide enough for a head in parts."""
+        """Returns whether outputs are wide enough for a head in parts."""
         widest = self._live[-1]
         return self.rows >= 4 and 2 * self._live[-2] <= widest
 
@@ -353,7 +353,7 @@ class Workload:
         head_parts: int = 1,
         regions: Sequence[int] = (),
     ) -> list[list[CellNeeds]]:
-        """What the groups of each cell need, as `GPipe` cuts them.
+        """Returns the needs of the groups of each cell, as `GPipe` cuts them.
 
         `regions` are where those begin or end that XLA compiles. They are the
         groups, or if `num_groups` are asked for, these begin there.
@@ -405,11 +405,11 @@ class Workload:
         if not self.is_compiled:
             return partition(costs, num_groups)
         others = {*range(stop - start)} - {i - start for i in regions}
-        live = [round(own) for own in self._live[start:stop]]
+        live = [round(count) for count in self._live[start:stop]]
         return cut_graph(costs, live, num_groups, others)
 
     def cell(self, start: int, stop: int) -> CellNeeds:
-        """What the layers from `start` to before `stop` need."""
+        """Returns the needs of the layers from `start` to before `stop`."""
 
         def between(sums: Sequence[float]) -> float:
             return sums[stop] - sums[start]

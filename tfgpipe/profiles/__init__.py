@@ -1,4 +1,4 @@
-"""What the tasks of each layer take, measured."""
+"""Measured times and bytes of each layer's tasks."""
 
 from tfgpipe.profiles.profile_record import (
     MEASURED,

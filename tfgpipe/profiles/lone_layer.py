@@ -61,7 +61,7 @@ class LayersAlone:
         labels: What that takes.
 
     Attributes:
-        tasks: Those of each.
+        tasks: The tasks of each.
         first: The first of them that is trained.
         live: The tensors that are alive before each.
     """
@@ -94,10 +94,12 @@ class LayersAlone:
             model, cells, _specs(x), _specs(labels), [False] * len(cells)
         )
         ends = [head is None and is_continuous(t) for t in traced.handed_out]
-        made = differentiate(traced, ends, [True] * len(traced.losses))
+        differentiated = differentiate(
+            traced, ends, [True] * len(traced.losses)
+        )
         unknown: list[list[Indices]] = [[] for _ in traced.uses]
-        self.tasks = self._tracer.tasks(made, cells, unknown)
-        parts = [own.part for own in self.tasks]
+        self.tasks = self._tracer.tasks(differentiated, cells, unknown)
+        parts = [tasks.part for tasks in self.tasks]
         self.live = alive(parts)
         trained = (k for k, part in enumerate(parts) if part.uses)
         self.first = next(trained, len(parts))
@@ -108,15 +110,15 @@ class LayersAlone:
         self._rows = next(t.shape[0] for t in traced.x if t is not None)
 
     def needs(self, k: int) -> GradientNeeds:
-        """What the backward pass has to do for a layer."""
+        """Returns what the backward pass has to do for a layer."""
         return GradientNeeds(k >= self.first, k > self.first)
 
     def is_empty(self, k: int) -> bool:
-        """Whether a layer computes nothing."""
+        """Returns whether a layer computes nothing."""
         return not self.tasks[k].part.gives
 
     def alike(self, k: int) -> Any:
-        """What equal layers in equal places have in common."""
+        """Returns a key that equal layers in equal places share."""
         return self.is_empty(k) or (id(self.tasks[k].functions), self.needs(k))
 
     def alone(self, k: int, others: Any) -> LoneLayer:
@@ -126,7 +128,7 @@ class LayersAlone:
         )
 
     def values(self, k: int, known: Any) -> LayerValues:
-        """What a layer is computed from.
+        """The values that a layer is computed from.
 
         `known` are values by the references of the graph's tensors.
         """
@@ -153,10 +155,10 @@ class LayersAlone:
         shape = [self._rows if n is None else n for n in like.shape]
         return tf.ones(shape, like.dtype)
 
-    def behind(self, k: int, known: Any, made: Sequence[Any]) -> Any:
-        """What is known behind a layer, of what was and what it gives."""
-        known = known | by_reference(self.tasks[k].part.gives, made)
-        later = [own.part for own in self.tasks[k + 1 :]]
+    def behind(self, k: int, known: Any, outputs: Sequence[Any]) -> Any:
+        """Returns the values that are known behind a layer."""
+        known = known | by_reference(self.tasks[k].part.gives, outputs)
+        later = [tasks.part for tasks in self.tasks[k + 1 :]]
         taken = {t.ref() for p in later for t in [*p.takes, *p.takes_back]}
         return {ref: value for ref, value in known.items() if ref in taken}
 
@@ -203,23 +205,23 @@ class LoneLayer:
         self._outputs = AsWritten(self._forward)
 
     def outputs(self, values: LayerValues) -> list[tf.Tensor]:
-        """What the layer gives to others."""
+        """Computes the outputs of the layer."""
         return self._outputs(values)
 
     def seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
         # (2 x tasks): start and end of each, in the order of `_kinds`.
         times = self._timed(values, self._others)[0].numpy()
-        found = collections.defaultdict(list)
+        by_kind = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
-            found[kind].append(float(end - start))
+            by_kind[kind].append(float(end - start))
         if (
             self._tasks.functions.recomputes_in_backward
-            and "recompute" in found
+            and "recompute" in by_kind
         ):
             # It is part of the backward task, and as long for every layer.
-            found["recompute_last"] = found["recompute"]
-        return {kind: own[1:] for kind, own in found.items()}
+            by_kind["recompute_last"] = by_kind["recompute"]
+        return {kind: samples[1:] for kind, samples in by_kind.items()}
 
     def _known(self, values: LayerValues) -> tuple[dict[Any, Any], Any]:
         """Values by tensors of the graph, and the packed weights."""
@@ -236,8 +238,8 @@ class LoneLayer:
     def _forward(self, values: LayerValues) -> list[tf.Tensor]:
         with tf.device(self._device):
             known = self._known(values)
-            given, _ = self._tasks.forward(*known, keeps=False)()
-        return [given[t.ref()] for t in self._tasks.part.gives]
+            outputs, _ = self._tasks.forward(*known, keeps=False)()
+        return [outputs[t.ref()] for t in self._tasks.part.gives]
 
     def _run(self, values: LayerValues, others: Any) -> list[tf.Tensor]:
         """All tasks, some times; returns when each started and ended."""
@@ -247,11 +249,11 @@ class LoneLayer:
         def run(kind: str, work: Any) -> Any:
             if work is None:
                 return None
-            made = values.inputs
+            taken = values.inputs
             if kind not in _FORWARD:
-                made = [*made, *values.takes_back]
+                taken = [*taken, *values.takes_back]
             if others is not None:
-                self._touch(chain, [others, *made])
+                self._touch(chain, [others, *taken])
             task = Task(kind, 0, 0)
             return chain.run(task, self._device, [], work)
 
@@ -264,42 +266,42 @@ class LoneLayer:
         with tf.device("CPU:0"):
             return [tf.stack(clock.times)]
 
-    def _touch(self, chain: Chain, found: list[tf.Tensor]) -> None:
+    def _touch(self, chain: Chain, values: list[tf.Tensor]) -> None:
         """Reads tensors after the last task, one after the other."""
         before = chain.last_op.get(self._device)
-        for own in found if before is not None else ():
-            if own.dtype.is_floating:
+        for value in values if before is not None else ():
+            if value.dtype.is_floating:
                 with tf.control_dependencies([before]):
-                    before = tf.reduce_sum(own).op
+                    before = tf.reduce_sum(value).op
         chain.last_op[self._device] = before
 
     def _turn(
         self,
         run: Callable[[str, Any], Any],
-        given: tuple[dict[Any, Any], Any],
+        known: tuple[dict[Any, Any], Any],
         sums: dict[str, Any],
     ) -> None:
         """Each task once."""
         tasks = self._tasks
-        _, kept = run("forward", tasks.forward(*given, keeps=False))
+        _, kept = run("forward", tasks.forward(*known, keeps=False))
         if not self._place.differentiates:
             return
         facts = tasks.facts(True, self._place.needs_dx)
         if tasks.functions.can_be_split:
-            _, again = run("recompute", tasks.forward(*given, keeps=True))
+            _, again = run("recompute", tasks.forward(*known, keeps=True))
             if facts.recomputes:
-                again = run("recompute_last", tasks.recompute(*given, kept))
+                again = run("recompute_last", tasks.recompute(*known, kept))
             kept = kept if again is None else again
         if not (tasks.part.gives_back or self._is_of_weights):
             return
-        run("backward_first", tasks.backward(*given, kept, None, 0))
-        work = tasks.backward(*given, kept, sums.get("backward"), 0)
+        run("backward_first", tasks.backward(*known, kept, None, 0))
+        work = tasks.backward(*known, kept, sums.get("backward"), 0)
         _, sums["backward"] = run("backward", work)
         if not facts.has_halves:
             return
-        _, kept = run("input_gradient", tasks.input_gradient(*given, kept))
+        _, kept = run("input_gradient", tasks.input_gradient(*known, kept))
         if self._is_of_weights:
-            work = tasks.weight_gradient(*given, kept, sums.get("halves"), 0)
+            work = tasks.weight_gradient(*known, kept, sums.get("halves"), 0)
             sums["halves"] = run("weight_gradient", work)
 
 
@@ -310,16 +312,16 @@ def _specs(nest: Any) -> Any:
     )
 
 
-def _bytes(found: list[Any]) -> int:
+def _bytes(some: list[Any]) -> int:
     """Of tensors whose shapes are known."""
     known = [
-        t for t in found if t.dtype != tf.variant and t.shape.is_fully_defined()
+        t for t in some if t.dtype != tf.variant and t.shape.is_fully_defined()
     ]
     return sum(placement.num_bytes(t) for t in known)
 
 
 class GradientNeeds(NamedTuple):
-    """What the backward pass has to do for a step, by where it is.
+    """The gradients that a step needs, by its place in the model.
 
     Attributes:
         differentiates: Whether there are weights in it, or before it.
@@ -331,7 +333,7 @@ class GradientNeeds(NamedTuple):
 
 
 class LayerValues(NamedTuple):
-    """What a layer is computed from.
+    """The values that a layer is computed from.
 
     Attributes:
         inputs: What crosses into it.

@@ -1,4 +1,4 @@
-"""What the tasks of each layer take: a record, a file and a table.
+"""Measured tasks of layers: a record, a file and a table.
 
 A record, in plain Python, which a file can hold: see `profiler.py` for how
 it is made.
@@ -53,7 +53,7 @@ class Spread:
     high: float
 
 
-def share_between_quartiles(found: Iterable[Spread | None]) -> float:
+def share_between_quartiles(spreads: Iterable[Spread | None]) -> float:
     """How far measurements lie apart, as a share of what was measured.
 
     What takes long counts most, what takes no time at all does not count.
@@ -61,7 +61,7 @@ def share_between_quartiles(found: Iterable[Spread | None]) -> float:
     Args:
         found: Of some tasks; None where there is none.
     """
-    known = [s for s in found if s is not None and s.low > _SHORT]
+    known = [s for s in spreads if s is not None and s.low > _SHORT]
     width = sum(s.high - s.low for s in known)
     return width / sum(s.low for s in known) if known else 0.0
 
@@ -105,7 +105,7 @@ class TaskSeconds:
 
 @dataclasses.dataclass(frozen=True)
 class LayerProfile:
-    """What a layer needs.
+    """The record of a layer.
 
     Attributes:
         name: Of the layer.
@@ -129,13 +129,13 @@ class LayerProfile:
 
     @property
     def has_halves(self) -> bool:
-        """Whether its tasks can be cut, as loops that XLA compiles cannot.
+        """Returns whether its tasks can be cut; compiled loops cannot.
 
         What these need is recomputed within their backward task.
         """
         return all(
-            own.recompute is not None or own.backward is None
-            for own in self.measured
+            tasks.recompute is not None or tasks.backward is None
+            for tasks in self.measured
         )
 
 
@@ -153,7 +153,7 @@ def _tasks(values: dict[str, Any]) -> TaskSeconds:
             raise ValueError(f"{value} must hold seconds")
         return Spread(**value)
 
-    return TaskSeconds(**{name: made(own) for name, own in values.items()})
+    return TaskSeconds(**{name: made(value) for name, value in values.items()})
 
 
 _FORMAT = "tfgpipe.profile 2"
@@ -166,7 +166,7 @@ _CURE = (
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What `tfgpipe.profile` has measured. It is printed as a table.
+    """The measurements of `tfgpipe.profile`. It is printed as a table.
 
     Attributes:
         layers: The layers, in order.
@@ -208,9 +208,9 @@ class Profile:
         As a share of what they measure; of tasks of 0.1 ms or more.
         """
         return share_between_quartiles(
-            getattr(own, kind)
+            getattr(tasks, kind)
             for layer in self.layers
-            for own in layer.measured
+            for tasks in layer.measured
             for kind in MEASURED
         )
 
@@ -230,10 +230,10 @@ class Profile:
     @property
     def rows(self) -> tuple[int, ...]:
         """The sizes of micro-batches that were measured, rising."""
-        return tuple(one.rows for one in self.layers[0].measured)
+        return tuple(tasks.rows for tasks in self.layers[0].measured)
 
     def seconds(self, index: int, kind: str, rows: float) -> float:
-        """What a task takes for one layer, without the cost of a call.
+        """Returns the seconds of a layer's task, without the cost of a call.
 
         Between the sizes that were measured, and above them, it is on a line.
         Below, it is that of the smallest: a task has a cost that rows do not
@@ -258,15 +258,15 @@ class Profile:
                 before, last = [last], self.loss
             elif kind == "recompute_last":  # for a loss that was not measured
                 kind = "recompute"
-        found = self._of(last, kind, rows)
+        seconds = self._of(last, kind, rows)
         kind = "recompute" if kind == "recompute_last" else kind
-        found += sum(self._of(layer, kind, rows) for layer in before)
+        seconds += sum(self._of(layer, kind, rows) for layer in before)
         if kind == "backward_first":
-            return min(found, self.seconds(index, "backward", rows))
-        return found
+            return min(seconds, self.seconds(index, "backward", rows))
+        return seconds
 
     def layer_seconds(self, rows: float) -> list[LayerSeconds]:
-        """What the tasks of each layer take, without the cost of a call.
+        """Returns the seconds of all layers' tasks, without the cost of a call.
 
         Args:
             rows: Of the micro-batch.
@@ -280,7 +280,7 @@ class Profile:
         ]
 
     def cell_seconds(self, rows: float) -> CellSeconds:
-        """What the tasks of cells take.
+        """Returns the seconds of the tasks of cells.
 
         Args:
             rows: Of the micro-batch.
@@ -293,7 +293,7 @@ class Profile:
     def task_seconds(
         self, start: int, stop: int, kind: str, rows: float
     ) -> float:
-        """What a task of a cell takes.
+        """Returns the seconds of a task of a cell.
 
         Args:
             start: Index of its first layer.
@@ -347,15 +347,15 @@ class Profile:
 
     def _of(self, layer: LayerProfile, kind: str, rows: float) -> float:
         points = []
-        for own in layer.measured:
-            spread = getattr(own, kind)
-            if kind == "weight_gradient" and own.input_gradient is None:
-                spread = own.backward
+        for tasks in layer.measured:
+            spread = getattr(tasks, kind)
+            if kind == "weight_gradient" and tasks.input_gradient is None:
+                spread = tasks.backward
             if kind == "backward_first" and spread is None:
-                spread = own.backward
+                spread = tasks.backward
             if spread is None:
                 return 0.0
-            points.append((own.rows, spread.low - self.call_seconds))
+            points.append((tasks.rows, spread.low - self.call_seconds))
         fewest = layer.measured[0].rows
         points = [(n, max(0.0, y)) for n, y in points]
         return _on_line(points, max(rows, fewest))
@@ -368,7 +368,7 @@ class Profile:
         Args:
             names: Of the layers. The numbers that Keras appends to them do
                 not count: they are others where layers are made again.
-            keys: Those of `Placed`. They say more than names, which are not
+            keys: As `Placed` has them. They say more than names, which are not
                 compared then.
 
         Raises:
@@ -382,14 +382,14 @@ class Profile:
                 f"'{measured[-1]}', for {len(names)} layers. {_CURE}"
             )
         expected = [*map(_stem, measured)]
-        found = [*map(_stem, names)]
+        received = [*map(_stem, names)]
         what = "name"
         if keys is not None:
             expected = [layer.key for layer in self.layers]
-            found = [*keys]
+            received = [*keys]
             what = "computation or shape of weights"
-        for i, (own, other) in enumerate(zip(expected, found)):
-            if own != other:
+        for i, (key, other) in enumerate(zip(expected, received)):
+            if key != other:
                 raise ValueError(
                     "A profile must be one of the model's layers. Received: "
                     f"one whose layer {i}, '{measured[i]}', has another {what} "
@@ -423,7 +423,7 @@ class Profile:
                 return cls._from_values(json.load(file))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ValueError(
-                    "`path` must be that of a profile, as `Profile.save` "
+                    "`path` must be the path of a profile, as `Profile.save` "
                     f"writes it. Received: {os.fspath(path)!r}, and this "
                     f"{type(error).__name__}: {error}. It may be damaged, or "
                     "of another kind or version: measure again, and save."
@@ -435,15 +435,17 @@ class Profile:
         if not is_one or values.pop("format", None) != _FORMAT:
             raise ValueError(f'it has no "format": "{_FORMAT}"')
         loss = values.pop("loss")
-        found = cls(
+        profile = cls(
             layers=tuple(map(layer_from, values.pop("layers"))),
             loss=None if loss is None else layer_from(loss),
             **values,
         )
-        rows = {tuple(t.rows for t in own.measured) for own in found.layers}
+        rows = {
+            tuple(t.rows for t in layer.measured) for layer in profile.layers
+        }
         if len(rows) != 1 or not all(rows):
             raise ValueError("its layers have not all been measured")
-        return found
+        return profile
 
 
 def _stem(name: str) -> str:
@@ -487,18 +489,18 @@ def table_of(profile: Any) -> str:
     rows: list[tuple[str, ...]] = [header]
     loss = [] if profile.loss is None else [profile.loss]
     for layer in [*profile.layers, *loss]:
-        for own in layer.measured:
-            spreads = [getattr(own, kind) for kind in _KINDS]
-            is_first = own is layer.measured[0]
+        for tasks in layer.measured:
+            spreads = [getattr(tasks, kind) for kind in _KINDS]
+            is_first = tasks is layer.measured[0]
             held = (layer.weight_bytes, layer.slot_bytes, layer.gradient_bytes)
             rows.append(
                 (
                     layer.name if is_first else "",
-                    str(own.rows),
+                    str(tasks.rows),
                     *map(_time, spreads),
                     f"{max(map(_width, spreads)):.0%}",
-                    _size(own.output_bytes),
-                    _size(own.kept_bytes),
+                    _size(tasks.output_bytes),
+                    _size(tasks.kept_bytes),
                     *(_size(n) if is_first else "" for n in held),
                 )
             )
@@ -546,11 +548,11 @@ def _size(value: float) -> str:
 
 # ------------------------------------------------------ from layers to cells
 class LayerSeconds(NamedTuple):
-    """What a layer's tasks take for one micro-batch.
+    """The seconds of a layer's tasks for one micro-batch.
 
     Attributes:
         of: Seconds of each kind of `MEASURED`, as `Profile.seconds` has them.
-        has_halves: As that of `LayerProfile`.
+        has_halves: As in `LayerProfile`.
     """
 
     of: dict[str, float]
@@ -564,7 +566,7 @@ class CellSeconds:
     they cannot differ.
 
     Args:
-        layers: Those of each layer.
+        layers: Of each layer.
         are_trained: Whether each has weights that are trained.
         task_seconds: What a task takes besides its layers.
 
@@ -585,48 +587,48 @@ class CellSeconds:
             kind: _sums(self._asked(i, kind, s) for i, s in enumerate(layers))
             for kind in MEASURED
         }
-        self._whole = _sums(not own.has_halves for own in layers)
+        self._whole = _sums(not layer.has_halves for layer in layers)
 
     def of(self, start: int, stop: int) -> dict[str, float]:
         """Seconds of each task of layers `start` to before `stop`.
 
         0.0 for a task that has nothing to compute.
         """
-        found = {
+        by_kind = {
             kind: sums[stop] - sums[start] for kind, sums in self._sums.items()
         }
         before, last = self._sums["recompute"], self._sums["recompute_last"]
-        found["recompute"] = (
+        by_kind["recompute"] = (
             before[stop - 1] - before[start] + last[stop] - last[stop - 1]
         )
         return {
             kind: seconds + self._task_seconds if seconds else 0.0
-            for kind, seconds in found.items()
+            for kind, seconds in by_kind.items()
         }
 
     def costs(self) -> list[float]:
         """Seconds of each layer's passes, for the cut."""
         passes = [self._sums[kind] for kind in ("forward", "backward")]
         return [
-            sum(own[i + 1] - own[i] for own in passes)
+            sum(sums[i + 1] - sums[i] for sums in passes)
             for i in range(len(passes[0]) - 1)
         ]
 
     def has_halves(self, start: int, stop: int) -> bool:
-        """Whether the backward pass of these layers can be cut."""
+        """Returns whether the backward pass of these layers can be cut."""
         return self._whole[stop] == self._whole[start]
 
     def _asked(self, i: int, kind: str, seconds: LayerSeconds) -> float:
         """Seconds of layer i; without gradients that nothing asks for."""
-        own = seconds.of[kind]
+        asked = seconds.of[kind]
         if i > self.first or kind == "forward":
-            return own
+            return asked
         if i < self.first or kind == "input_gradient":
             return 0.0
         if kind in ("backward", "backward_first"):  # no gradient of its inputs
             other = seconds.of["backward"] - seconds.of["weight_gradient"]
-            return own - max(0.0, other)
-        return own
+            return asked - max(0.0, other)
+        return asked
 
 
 def _sums(values: Iterable[float]) -> list[float]:

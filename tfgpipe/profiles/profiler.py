@@ -8,11 +8,11 @@ holds one layer at a time: a model that is too large for it can be measured.
 Method: the first call, which traces and compiles, does not count. Then tasks
 run for their share of the time, three times at least; what is noted are median
 and quartiles, so a stray interruption does not show. What a call takes by
-itself is that of a layer which does nothing.
+itself is the time of a layer which does nothing.
 
 Limits: a layer is measured alone, and without transfers between devices; what
 the others would leave of its caches is imitated, see `bytes_between`. What a
-loop keeps for its gradient is not seen. Side effects, such as those of
+loop keeps for its gradient is not seen. Side effects, such as of
 `tf.print`, happen.
 """
 
@@ -85,7 +85,7 @@ def profile(
         layers: As for `GPipe`: a list of layers, or a model.
         x: The inputs of a micro-batch, or more.
         y: Its labels, to measure the loss as well; or None.
-        loss: The loss, as for `compile`. Defaults to that of a compiled model.
+        loss: The loss, as for `compile`. Defaults to a compiled model's.
         micro_batch_sizes: Rows of the micro-batches to measure, the first ones
             of `x`. Defaults to all rows, a quarter and a sixteenth of them;
             others are on a line, but that smaller ones are taken to be no
@@ -146,38 +146,40 @@ def profile(
         head = _head(layers, loss, x, data[1], placed.output)
         labels = None if head is None else (data[1], None)
         rows = _rows(x, sizes), _rows(labels, sizes)
-        own = Measuring(placed, *rows, head, setting)
-        found = [own.layer(i) for i in _progress(placed.layers, verbose)]
-        of_loss = None if head is None else own.layer(len(found))
-        records = layer_profiles(placed, found, of_loss, num_slot_bytes)
-    made = Profile(
+        measuring = Measuring(placed, *rows, head, setting)
+        measured = [
+            measuring.layer(i) for i in _progress(placed.layers, verbose)
+        ]
+        of_loss = None if head is None else measuring.layer(len(measured))
+        records = layer_profiles(placed, measured, of_loss, num_slot_bytes)
+    record = Profile(
         layers=tuple(records[0]),
         loss=records[1],
         device=name,
-        call_seconds=own.call_seconds,
+        call_seconds=measuring.call_seconds,
         jit_compile=setting.jit_compile,
         optimizer=_class_name(optimizer),
         versions=_versions(),
     )
-    made.warn_if_spread()
-    return made
+    record.warn_if_spread()
+    return record
 
 
 def _checked_verbose(verbose: Any) -> int:
     """As Keras takes it: a boolean is one of the numbers."""
     if isinstance(verbose, str) and verbose == "auto":
         return 1
-    found = int(verbose) if isinstance(verbose, bool) else as_integer(verbose)
-    if found not in (0, 1, 2):
+    level = int(verbose) if isinstance(verbose, bool) else as_integer(verbose)
+    if level not in (0, 1, 2):
         raise ValueError(
             '`verbose` must be "auto", 0, 1 or 2. '
             f"Received: verbose={verbose!r}."
         )
-    return found
+    return level
 
 
 def _device(device: Any) -> str:
-    """The full name of a device; that of the first accelerator by default."""
+    """Returns the full name of a device; the first accelerator's by default."""
     if device is None:
         return names.accelerators()[0]
     name = names.resolve_device(getattr(device, "name", device))
@@ -223,20 +225,22 @@ def _as_taken(source: Any, x: Any) -> tuple[Any, Any]:
     if not is_declared:
         spec = inputs_lib.data_spec(x, source.layers[0].compute_dtype)
     taken = inputs_lib.as_expected(x, spec, is_declared)
-    for own, given in zip(tree.flatten(spec), tree.flatten(taken)):
-        if own is None or given is None:
+    for declared, tensor in zip(tree.flatten(spec), tree.flatten(taken)):
+        if declared is None or tensor is None:
             continue
-        expected, found = (tf.TensorShape(t.shape)[1:] for t in (own, given))
-        if not expected.is_compatible_with(found):
+        expected, received = (
+            tf.TensorShape(t.shape)[1:] for t in (declared, tensor)
+        )
+        if not expected.is_compatible_with(received):
             raise ValueError(
                 "`x` must have the shapes of the model's inputs. Expected: "
-                f"rows of shape {expected}. Received: rows of shape {found}."
+                f"rows of shape {expected}. Received: rows of shape {received}."
             )
     return taken, spec
 
 
 def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
-    """What computes the loss, or None where there are no labels."""
+    """Returns the head with the loss, or None if there are no labels."""
     if y is not None and loss is None and isinstance(layers, keras.Model):
         loss = getattr(layers, "loss", None)
     if y is None and loss is None:
@@ -302,11 +306,11 @@ def _versions() -> dict[str, str]:
 
 def layer_profiles(
     placed: Placed,
-    found: Sequence[MeasuredLayer],
+    measured: Sequence[MeasuredLayer],
     loss: MeasuredLayer | None,
     num_slot_bytes: Callable[[Any], int],
 ) -> tuple[list[LayerProfile], LayerProfile | None]:
-    """The records of layers, and that of the loss.
+    """Makes the records of layers, and of the loss.
 
     Args:
         placed: The layers.
@@ -314,8 +318,11 @@ def layer_profiles(
         loss: About the loss, or None.
         num_slot_bytes: What the optimizer keeps for a variable, in bytes.
     """
-    row = [*found] if loss is None else [*found, loss]
-    named = [(layer.name, own) for layer, own in with_weights(placed)]
+    row = [*measured] if loss is None else [*measured, loss]
+    named = [
+        (layer.name, layer_measured)
+        for layer, layer_measured in with_weights(placed)
+    ]
     keys = [*placed.keys, "loss"]
     layers = [
         LayerProfile(
@@ -325,16 +332,18 @@ def layer_profiles(
             measured=tuple(
                 TaskSeconds(
                     rows,
-                    own.output_bytes[rows],
-                    own.kept_bytes[rows],
+                    layer_measured.output_bytes[rows],
+                    layer_measured.kept_bytes[rows],
                     **seconds,
                 )
-                for rows, seconds in own.seconds.items()
+                for rows, seconds in layer_measured.seconds.items()
             ),
         )
-        for own, key, (name, weights) in zip(row, keys, [*named, ("loss", [])])
+        for layer_measured, key, (name, weights) in zip(
+            row, keys, [*named, ("loss", [])]
+        )
     ]
-    return layers[: len(found)], layers[-1] if loss is not None else None
+    return layers[: len(measured)], layers[-1] if loss is not None else None
 
 
 # ------------------------------------------------------- from layer to layer
@@ -359,7 +368,7 @@ class MeasureSetting(NamedTuple):
 
 
 class MeasuredLayer(NamedTuple):
-    """What was found out about a layer, by the number of rows.
+    """The measurements of a layer, by the number of rows.
 
     Attributes:
         output_bytes: Of what is alive behind it.
@@ -407,10 +416,12 @@ class Measuring:
             between = {rows: bytes_between(placed, rows) for rows in x}
             self._others = {n: tf.zeros([b // 4]) for n, b in between.items()}
         self._models = {
-            n: self._model(placed, own, head, labels[n])
-            for n, own in data.items()
+            n: self._model(placed, x_of_rows, head, labels[n])
+            for n, x_of_rows in data.items()
         }
-        self._values = {n: own.start for n, own in self._models.items()}
+        self._values = {
+            n: x_of_rows.start for n, x_of_rows in self._models.items()
+        }
         self._timed: dict[Any, dict[int, LoneLayer]] = {}
         self._seconds: dict[Any, dict[int, dict[str, Any]]] = {}
         self._left = 0.98 * setting.seconds
@@ -431,8 +442,8 @@ class Measuring:
         model = self._model(Placed(source, source.input_spec), tf.ones([1, 1]))
         # Behind it, its output is handed out.
         timed = model.alone(1, None)
-        found = _sampled(timed, model.values(1, model.start), seconds)
-        return _spread(found["forward"]).low
+        samples = _sampled(timed, model.values(1, model.start), seconds)
+        return _spread(samples["forward"]).low
 
     def layer(self, k: int) -> MeasuredLayer:
         """Measures the next layer; behind the last one, the loss.
@@ -447,42 +458,42 @@ class Measuring:
             if k < len(self._placed.layers):
                 layer = self._placed.layers[k]
                 name = f"layer '{layer.name}' ({type(layer).__name__})"
-            live = [shapes(own.live[k]) for own in self._models.values()]
+            live = [shapes(model.live[k]) for model in self._models.values()]
             raise _not_measured(name, live, error) from error
 
     def _layer(self, k: int) -> MeasuredLayer:
         models = self._models
         alike = self._alike(k)
         values = {
-            n: own.values(k, self._values[n]) for n, own in models.items()
+            n: model.values(k, self._values[n]) for n, model in models.items()
         }
         if alike not in self._timed:
             timed = {
-                n: own.alone(k, self._others[n])
-                for n, own in models.items()
-                if not own.is_empty(k)
+                n: model.alone(k, self._others[n])
+                for n, model in models.items()
+                if not model.is_empty(k)
             }
             self._timed[alike] = timed
             self._seconds[alike] = self._measured(k, values)
         timed = self._timed[alike]
-        for n, own in models.items():
-            made = timed[n].outputs(values[n]) if n in timed else []
-            self._values[n] = own.behind(k, self._values[n], made)
+        for n, model in models.items():
+            outputs = timed[n].outputs(values[n]) if n in timed else []
+            self._values[n] = model.behind(k, self._values[n], outputs)
         return MeasuredLayer(
-            {n: own.output_bytes(k) for n, own in models.items()},
-            {n: own.kept_bytes[k] for n, own in models.items()},
+            {n: model.output_bytes(k) for n, model in models.items()},
+            {n: model.kept_bytes[k] for n, model in models.items()},
             self._seconds[alike],
         )
 
     def _alike(self, k: int) -> Any:
-        """What layers share that are measured once."""
-        return tuple(own.alike(k) for own in self._models.values())
+        """Returns a key that layers share which are measured once."""
+        return tuple(model.alike(k) for model in self._models.values())
 
     def _measured(
         self, k: int, values: dict[int, LayerValues]
     ) -> dict[int, dict[str, Any]]:
-        """What the tasks of a layer take, by the number of rows and kind."""
-        found: dict[int, dict[str, Any]] = {}
+        """Measures the tasks of a layer, by the number of rows and kind."""
+        by_rows: dict[int, dict[str, Any]] = {}
         timed = self._timed[self._alike(k)]
         share = self._left / len({*map(self._alike, range(k, self._count))})
         for i, rows in enumerate(values):
@@ -494,11 +505,11 @@ class Measuring:
                 taken = time.perf_counter() - start
                 share -= taken
                 self._left = max(0.0, self._left - taken)
-            found[rows] = {
+            by_rows[rows] = {
                 kind: _spread(samples[kind]) if kind in samples else None
                 for kind in MEASURED
             }
-        return found
+        return by_rows
 
 
 def _not_measured(name: str, received: Any, error: Exception) -> ValueError:
@@ -516,21 +527,21 @@ def _not_measured(name: str, received: Any, error: Exception) -> ValueError:
 def _sampled(
     timed: LoneLayer, values: LayerValues, seconds: float
 ) -> dict[str, list[float]]:
-    """What tasks take, by kind, measured for some time.
+    """Measures tasks for some time, by kind.
 
     For up to `LONGER` times as long where measurements do not agree.
     """
     timed.seconds(values)  # traces and compiles
-    found: dict[str, list[float]] = collections.defaultdict(list)
+    by_kind: dict[str, list[float]] = collections.defaultdict(list)
     start = time.perf_counter()
     for _ in range(_MOST_CALLS):
-        for kind, own in timed.seconds(values).items():
-            found[kind] += own
+        for kind, samples in timed.seconds(values).items():
+            by_kind[kind] += samples
         taken = time.perf_counter() - start
-        agree = share_between_quartiles(map(_spread, found.values()))
+        agree = share_between_quartiles(map(_spread, by_kind.values()))
         if taken >= seconds * (1 if agree <= MOST_SPREAD else LONGER):
             break
-    return found
+    return by_kind
 
 
 def _spread(samples: list[float]) -> Spread:

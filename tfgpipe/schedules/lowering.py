@@ -77,7 +77,7 @@ def checked_rule(rule: Any) -> Rule:
 
 
 class CellFacts(NamedTuple):
-    """What a program has to know of a cell.
+    """The facts of a cell that a program needs.
 
     Attributes:
         has_backward: Whether something in it, or before it, is trained.
@@ -108,7 +108,7 @@ class CellFacts(NamedTuple):
         keeps: bool,
         synchronizes: bool = False,
     ) -> CellFacts:
-        """Those of a cell, traced or planned.
+        """Returns the facts of a cell, traced or planned.
 
         Args:
             has_backward: Whether something in it, or before it, is trained.
@@ -188,13 +188,13 @@ class Remat:
         return cls(rules, None if is_one_each else [*num_groups], again)
 
     def recomputes(self, k: int) -> bool:
-        """Whether cell k computes a whole micro-batch again."""
+        """Returns whether cell k computes a whole micro-batch again."""
         is_part = not isinstance(self.rules[k], str)
         is_kept = is_part or self.rules[k] in ("never", "offload")
         return k in self._written or not is_kept
 
     def offloads(self, k: int) -> bool:
-        """Whether what cell k keeps goes to the host."""
+        """Returns whether what cell k keeps goes to the host."""
         return self.rules[k] == "offload"
 
     def share(self, k: int) -> float:
@@ -229,7 +229,7 @@ class Remat:
         return Remat(rules, self.groups, self._written)
 
     def keeps(self, k: int, goes_back_first: bool) -> bool:
-        """Whether cell k keeps the activations of a micro-batch.
+        """Returns whether cell k keeps the activations of a micro-batch.
 
         Args:
             k: The cell.
@@ -255,14 +255,14 @@ def grouped(ops: Iterable[Op], groups: Sequence[int]) -> list[Op]:
         groups: How many cells each cell becomes, one after the other.
     """
     starts = [*itertools.accumulate(groups, initial=0)]
-    found = []
+    split = []
     for op in ops:
         cells = range(starts[op.cell], starts[op.cell + 1])
-        found += [
+        split += [
             op._replace(cell=k)
             for k in (cells if op.kind == "forward" else reversed(cells))
         ]
-    return found
+    return split
 
 
 def without_gradient(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
@@ -280,15 +280,15 @@ def whole_backward_passes(
     That is where the input gradient is if the cell before needs it, and where
     the weight gradient is if none does.
     """
-    found = []
+    joined = []
     for op in ops:
-        own = facts[op.cell]
-        if op.kind in HALVES and not (own.has_halves and own.needs_dx):
-            if (op.kind == "input_gradient") != own.needs_dx:
+        cell = facts[op.cell]
+        if op.kind in HALVES and not (cell.has_halves and cell.needs_dx):
+            if (op.kind == "input_gradient") != cell.needs_dx:
                 continue
             op = op._replace(kind="backward")
-        found.append(op)
-    return found
+        joined.append(op)
+    return joined
 
 
 def at_once(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
@@ -297,15 +297,15 @@ def at_once(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
     So what it computes of a micro-batch, such as its logits, is not kept from
     the one to the other.
     """
-    found = []
+    joined = []
     for op in ops:
-        own = facts[op.cell]
-        if own.is_head and own.has_backward:
+        cell = facts[op.cell]
+        if cell.is_head and cell.has_backward:
             if KINDS[op.kind].sends != "gradients":
                 continue
             op = op._replace(kind="head")
-        found.append(op)
-    return found
+        joined.append(op)
+    return joined
 
 
 def recomputed(
@@ -321,7 +321,7 @@ def recomputed(
 
     Args:
         ops: The operations.
-        facts: Those of each cell.
+        facts: Of each cell.
         remat: What is recomputed, where the schedule does not say it.
         says_keeps: Whether the schedule says which forward passes keep.
     """
@@ -338,16 +338,16 @@ def recomputed(
         if kind == "forward" and keeps and facts[k].has_backward:
             kept.add((k, m))
     kept -= again
-    found = []
+    lowered = []
     for kind, k, m, device, _ in ops:
         is_known = (k, m) in kept or (k, m) in again
         takes = KINDS[kind].sends == "gradients"
         if takes and facts[k].recomputes and not is_known:
-            found.append(Op("recompute", k, m, device))
+            lowered.append(Op("recompute", k, m, device))
         if kind != "recompute" or facts[k].recomputes:
             keeps = kind == "forward" and (k, m) in kept
-            found.append(Op(kind, k, m, device, keeps))
-    return found
+            lowered.append(Op(kind, k, m, device, keeps))
+    return lowered
 
 
 def on_shards(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
@@ -356,25 +356,25 @@ def on_shards(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
     Those that run beside others come first: they follow what their caller's
     device runs before, and not a shard there.
     """
-    shards = [own.shard for own in facts]
+    shards = [cell.shard for cell in facts]
 
     def layer(op: Op) -> range | None:
         shard = shards[op.cell]
         return None if shard is None else shard.cells
 
-    found: list[Op] = []
-    for _, own in itertools.groupby(ops, layer):
-        pairs = [(op, shards[op.cell]) for op in own]
+    moved: list[Op] = []
+    for _, cell in itertools.groupby(ops, layer):
+        pairs = [(op, shards[op.cell]) for op in cell]
         pairs.sort(key=lambda pair: pair[1] is None or not pair[1].is_beside)
-        found += [
+        moved += [
             op if shard is None else op._replace(device=shard.device)
             for op, shard in pairs
         ]
-    return found
+    return moved
 
 
 def placed(ops: Iterable[Op], micro_batch: int, device: int) -> list[Op]:
-    """Those of a replica, with the first micro-batch and device it has."""
+    """Numbers operations by the first micro-batch and device of a replica."""
     if not micro_batch and not device:
         return list(ops)
     return [
@@ -397,13 +397,15 @@ def offloaded(
 
     Args:
         turns: Operations, those that run together in a list.
-        facts: Those of each cell.
+        facts: Of each cell.
         remat: Whose activations go to the host.
     """
     turns = list(turns)
     # Some keep nothing but what comes in.
     cells = {
-        k for k, own in enumerate(facts) if remat.offloads(k) and own.recomputes
+        k
+        for k, cell in enumerate(facts)
+        if remat.offloads(k) and cell.recomputes
     }
     if not cells:
         return turns
@@ -411,9 +413,9 @@ def offloaded(
     for op in itertools.chain(*turns):
         by_device[op.device].append(op)
     chosen: list[tuple[Op, Op]] = []
-    for own in by_device.values():
-        alone = [[op] for op in own]
-        ways = [_away(own, cells, between) for between in (len(own), 3, 2)]
+    for cell in by_device.values():
+        alone = [[op] for op in cell]
+        ways = [_away(cell, cells, between) for between in (len(cell), 3, 2)]
         held = [
             most_held([*itertools.chain(*_with_transfers(alone, pairs))])
             for pairs in ways
@@ -423,27 +425,27 @@ def offloaded(
 
 
 def _away(
-    own: Sequence[Op], cells: Collection[int], between: int
+    ops: Sequence[Op], cells: Collection[int], between: int
 ) -> list[tuple[Op, Op]]:
-    """What a device need not hold all the time.
+    """Finds the activations that a device need not hold all the time.
 
     Args:
         own: Its operations.
-        cells: Those of which something is kept.
+        cells: The cells that keep something.
         between: How many operations run at least, until it is needed.
 
     Returns:
         Each operation that keeps it, and the one before which it is fetched.
     """
-    made: dict[tuple[int, int], int] = {}
+    keepers: dict[tuple[int, int], int] = {}
     pairs = []
-    for i, op in enumerate(own):
+    for i, op in enumerate(ops):
         at = op.cell, op.micro_batch
         takes = KINDS[op.kind].sends == "gradients"
         if op.keeps and op.cell in cells:
-            made[at] = i
-        elif takes and i - made.get(at, i) > between:
-            pairs.append((own[made[at]], own[i - 1]))
+            keepers[at] = i
+        elif takes and i - keepers.get(at, i) > between:
+            pairs.append((ops[keepers[at]], ops[i - 1]))
     return pairs
 
 
@@ -451,21 +453,23 @@ def _with_transfers(
     turns: Iterable[list[Op]], pairs: Sequence[tuple[Op, Op]]
 ) -> list[list[Op]]:
     """Sends what operations keep behind them, and fetches it before others."""
-    sent = {made.task for made, _ in pairs}
+    sent = {keeper.task for keeper, _ in pairs}
     fetched = collections.defaultdict(list)
-    for made, before in pairs:
-        fetched[before.task].append([made._replace(kind="fetch", keeps=False)])
-    found = []
+    for keeper, before in pairs:
+        fetched[before.task].append(
+            [keeper._replace(kind="fetch", keeps=False)]
+        )
+    longer = []
     for turn in turns:
         for op in turn:
-            found += fetched[op.task]
-        found.append(turn)
-        found += [
+            longer += fetched[op.task]
+        longer.append(turn)
+        longer += [
             [op._replace(kind="offload", keeps=False)]
             for op in turn
             if op.task in sent
         ]
-    return found
+    return longer
 
 
 # ---------------------------------------------------------------- all of them
@@ -480,11 +484,11 @@ def lower(
     Args:
         schedule_of: Returns the `Schedule` of a replica for a number of
             micro-batches; of more, the first of them count.
-        facts: Those of each cell; of each group if `remat` has groups.
+        facts: Of each cell; of each group if `remat` has groups.
         remat: What is recomputed.
         counts: How many micro-batches each replica has; some may have none.
     """
-    together = any(own.synchronizes for own in facts)
+    together = any(cell.synchronizes for cell in facts)
 
     def lowered(schedule: Any, count: int, rules: Remat) -> list[Op]:
         ops: Sequence[Op] = schedule.ops
@@ -500,7 +504,7 @@ def lower(
 
     longest = schedule_of(max(counts))
     shards = {
-        k: own.shard for k, own in enumerate(facts) if own.shard is not None
+        k: cell.shard for k, cell in enumerate(facts) if cell.shard is not None
     }
     others = [shard.device + 1 for shard in shards.values()]
     num_devices = max([longest.num_devices, *others])
@@ -536,16 +540,18 @@ def _partners(
     Returns what runs together, in lists.
     """
     starts = [min(op.micro_batch for op in ops) for ops in replicas]
-    own = [
+    by_replica = [
         {(op.kind, op.cell, op.micro_batch - start): op for op in ops}
         for ops, start in zip(replicas, starts)
     ]
-    turns = [[ops[op.task] for ops in own if op.task in ops] for op in order]
-    found: list[list[Op]] = []
+    turns = [
+        [ops[op.task] for ops in by_replica if op.task in ops] for op in order
+    ]
+    together: list[list[Op]] = []
     for turn in filter(None, turns):
         is_one = facts[turn[0].cell].synchronizes
-        found += [turn] if is_one else [[op] for op in turn]
-    return found
+        together += [turn] if is_one else [[op] for op in turn]
+    return together
 
 
 def _in_turn(replicas: list[list[Op]]) -> list[Op]:

@@ -1,4 +1,4 @@
-"""What one step runs: operations, in an order in which they can run.
+"""The operations of one step, in an order in which they can run.
 
 `lowering.py` makes a program of a schedule; the engine runs it, the planner
 simulates it, and pictures are drawn of it.
@@ -45,12 +45,12 @@ class Op(NamedTuple):
 
     @property
     def task(self) -> Task:
-        """What is computed, without where."""
+        """The task, without the device."""
         return Task(self.kind, self.cell, self.micro_batch)
 
     @property
     def is_backward(self) -> bool:
-        """Whether it is of the backward pass."""
+        """Returns whether it is of the backward pass."""
         return KINDS[self.kind].is_backward
 
 
@@ -65,7 +65,7 @@ class Program:
     Args:
         ops: All operations, none before one that it needs, or it is an error.
         num_devices: How many devices there are, in all replicas.
-        sizes: How many operations run together, turn by turn: those of
+        sizes: How many operations run together, turn by turn: the same of
             replicas that normalise together. None: each runs alone.
         shards: The cells that are shards of a layer.
 
@@ -111,9 +111,9 @@ class Program:
         """
         if not offset:
             return range(k, k + 1)
-        own = self._shards.get(k)
-        if own is not None:
-            k = own.cells.start if offset < 0 else own.cells.stop - 1
+        shard = self._shards.get(k)
+        if shard is not None:
+            k = shard.cells.start if offset < 0 else shard.cells.stop - 1
         near = self._shards.get(k + offset)
         return range(k + offset, k + offset + 1) if near is None else near.cells
 
@@ -127,18 +127,20 @@ class Program:
     @functools.cached_property
     def by_device(self) -> list[list[Op]]:
         """The operations of each device, in its order."""
-        found: list[list[Op]] = [[] for _ in range(self.num_devices)]
+        by_device: list[list[Op]] = [[] for _ in range(self.num_devices)]
         for op in self.ops:
-            found[op.device].append(op)
-        return found
+            by_device[op.device].append(op)
+        return by_device
 
     @property
     def is_forward_first(self) -> bool:
-        """Whether the loss is known of all rows before a gradient is taken."""
+        """Returns whether the loss is known before a gradient is taken."""
         last = max(op.cell for op in self.ops)
-        own = [op for op in self.ops if op.cell == last]
-        begin = [*itertools.takewhile(lambda op: not op.is_backward, own)]
-        counts = [[op.kind for op in o].count("forward") for o in (begin, own)]
+        of_last = [op for op in self.ops if op.cell == last]
+        begin = [*itertools.takewhile(lambda op: not op.is_backward, of_last)]
+        counts = [
+            [op.kind for op in o].count("forward") for o in (begin, of_last)
+        ]
         return counts[0] == counts[1]
 
     def simulate(
@@ -193,7 +195,7 @@ class Program:
         }
         for i, op in enumerate(self.ops):
             name, k, m, device, _ = op
-            found = []
+            awaited = []
             for near, other in (
                 (near, other)
                 for offset, other in needs[name]
@@ -212,14 +214,14 @@ class Program:
                     )
                 is_beside = self.lane(before) != self.lane(op)
                 if is_beside or before.device != device:
-                    found.append(place)
+                    awaited.append(place)
             if (shard := self._shards.get(k)) is not None:
                 device += shard.caller - shard.device
             if self.lane(op) == "compute":
                 computed[device] = i
             elif device in computed:
-                found.append(computed[device])
-            yield found
+                awaited.append(computed[device])
+            yield awaited
 
     def length(
         self,

@@ -130,11 +130,11 @@ class Schedule:
         """As a file can hold it: lists of tasks, or the text if it keeps."""
         if self.keeps is not None:
             return str(self)
-        return [[list(task) for task in own] for own in self.tasks]
+        return [[list(task) for task in tasks] for tasks in self.tasks]
 
     @property
     def is_training(self) -> bool:
-        """Whether there are backward tasks."""
+        """Returns whether there are backward tasks."""
         return any(KINDS[task.kind].ends for task in self._order)
 
     def device_of(self, cell: int) -> int:
@@ -148,7 +148,7 @@ class Schedule:
     def order(self) -> list[Task]:
         """All tasks, one after the other, nothing before what it needs.
 
-        Of the tasks that could be next, that of the last cell is taken: a
+        Of the tasks that could be next, the last cell's is taken: a
         micro-batch goes through all cells before the next one starts.
         """
         return list(self._order)
@@ -164,19 +164,19 @@ class Schedule:
 
     def recomputing(self) -> set[int]:
         """The cells that recompute some micro-batch, whatever `remat` says."""
-        found = {t.cell for t in self._order if t.kind == "recompute"}
+        cells = {t.cell for t in self._order if t.kind == "recompute"}
         if self.keeps is not None:
-            found |= {
+            cells |= {
                 t.cell
                 for t in self._order
                 if t.kind == "forward" and t[1:] not in self.keeps
             }
-        return found
+        return cells
 
     def program(
         self, remat: Rule = "never", facts: Sequence[CellFacts] | None = None
     ) -> Program:
-        """What runs of it, see `lower`.
+        """Lowers it to a program, see `lower`.
 
         Args:
             remat: The rule of all cells, see `Remat`.
@@ -190,7 +190,7 @@ class Schedule:
             facts = [CellFacts(needs_dx=k > 0) for k in range(self.num_cells)]
         if len(facts) != self.num_cells:
             raise ValueError(
-                "`facts` must be those of each cell of the schedule, "
+                "`facts` must have one item for each cell of the schedule, "
                 f"{self.num_cells}. Received: {len(facts)}. Pass one "
                 "`CellFacts` a cell, or none."
             )

@@ -51,7 +51,7 @@ class Shard(NamedTuple):
 
     @property
     def is_beside(self) -> bool:
-        """Whether it runs beside what its device runs."""
+        """Returns whether it runs beside what its device runs."""
         return self.device != self.caller
 
 
@@ -68,7 +68,7 @@ class Need(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What there is to know of a kind.
+    """The properties of a kind.
 
     Attributes:
         letter: In texts.
@@ -156,7 +156,9 @@ KINDS = {
 
 def scheduled_kinds() -> list[str]:
     """The kinds of which schedules are made."""
-    return [kind for kind, own in KINDS.items() if own.is_scheduled]
+    return [
+        kind for kind, properties in KINDS.items() if properties.is_scheduled
+    ]
 
 
 # A backward pass is whole, or has these.
@@ -185,17 +187,17 @@ class Task(NamedTuple):
         No schedule has all: a cell runs "backward" or "input_gradient", and
         need not recompute. `needs_among` gives those that there are.
         """
-        own = KINDS.get(self.kind)  # an update of weights has none
+        kind = KINDS.get(self.kind)  # an update of weights has none
         return [
             Task(kind, self.cell + offset, self.micro_batch)
-            for offset, kinds in (own.needs if own else ())
+            for offset, kinds in (kind.needs if kind else ())
             if 0 <= self.cell + offset < num_cells
             for kind in kinds
         ]
 
 
 def _is_right(task: Task) -> bool:
-    """Whether a task is as the named schedules make it; a quick look."""
+    """Returns whether a task is as named schedules make it, at a look."""
     kind, k, m = task
     is_known = type(kind) is str and kind in KINDS and KINDS[kind].is_scheduled
     return is_known and type(k) is type(m) is int and min(k, m) >= 0
@@ -213,7 +215,7 @@ def _at(task: Task, places: Places) -> str:
 def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
     """The lists that the user wrote as tuples of `Task`."""
     try:
-        devices = [list(own) for own in tasks]
+        devices = [list(tasks_of_device) for tasks_of_device in tasks]
     except TypeError:
         devices = []
     if not devices or not all(devices):
@@ -223,9 +225,10 @@ def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
         )
     return tuple(
         tuple(
-            _as_task(entry, d, position) for position, entry in enumerate(own)
+            _as_task(entry, d, position)
+            for position, entry in enumerate(tasks_of_device)
         )
-        for d, own in enumerate(devices)
+        for d, tasks_of_device in enumerate(devices)
     )
 
 
@@ -260,8 +263,8 @@ def places_of(tasks: tuple[tuple[Task, ...], ...]) -> Places:
     """Device and position of every task; none comes twice."""
     places: Places = {}
     devices: dict[int, int] = {}
-    for device, own in enumerate(tasks):
-        for position, task in enumerate(own):
+    for device, tasks_of_device in enumerate(tasks):
+        for position, task in enumerate(tasks_of_device):
             here = f"at position {position} of device {device}"
             if task in places:
                 raise ValueError(
@@ -356,7 +359,7 @@ def in_one_order(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:
         needs: The tasks that every task needs.
 
     Returns:
-        All tasks. Of those that could be next, that of the last cell is taken.
+        All tasks. Of the tasks that could be next, the last cell's is taken.
 
     Raises:
         ValueError: If devices would wait for each other for ever.

@@ -80,12 +80,12 @@ def _rows(
         rows[lane] = row.ljust(begin + int(start * width)) + taken
     # What goes beside is below what is computed.
     lanes = ["compute", BESIDE, *(kind.lane for kind in KINDS.values())]
-    order = sorted(rows, key=lambda own: (own[0], lanes.index(own[1])))
-    return [rows[own].rstrip() for own in order]
+    order = sorted(rows, key=lambda lane: (lane[0], lanes.index(lane[1])))
+    return [rows[lane].rstrip() for lane in order]
 
 
 def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
-    """What is made of the tasks that a text says.
+    """Makes something of the tasks that a text says.
 
     Args:
         text: As `text_of` writes it; what follows a `#` is left out. Without
@@ -111,10 +111,12 @@ def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
         end = len(written.rstrip())
         words = [*_words(lines, number, written, start, device)]
         if device in rows or not words:
-            found = f"device {device} again" if words else "a row without tasks"
+            received = (
+                f"device {device} again" if words else "a row without tasks"
+            )
             raise ValueError(
                 "`tasks` must have one row of tasks a device. Received: "
-                f"{found}.\n{_marked(lines, number, end)}"
+                f"{received}.\n{_marked(lines, number, end)}"
             )
         rows[device] = _Row(words, number, end)
     missing = {*range(len(rows) or 1)} - {*rows}
@@ -125,12 +127,14 @@ def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
             f"no row of device {min(missing)}."
             + (f"\n{_marked(lines, *rows[number][1:])}" if rows else "")
         )
-    own = [rows[device] for device in range(len(rows))]
-    kept = _kept(lines, [word for row in own for word in row.words])
+    in_order = [rows[device] for device in range(len(rows))]
+    kept = _kept(lines, [word for row in in_order for word in row.words])
     try:
-        return make([[word.task for word in row.words] for row in own], kept)
+        return make(
+            [[word.task for word in row.words] for row in in_order], kept
+        )
     except ValueError as error:
-        marked = _marked(lines, *_place(str(error), own))
+        marked = _marked(lines, *_place(str(error), in_order))
         raise ValueError(f"{error}\n{marked}") from None
 
 
@@ -144,12 +148,12 @@ class _Row(NamedTuple):
 
 def _place(error: str, rows: list[_Row]) -> tuple[int, int]:
     """The line of which an error speaks, and how far; the end for nothing."""
-    if found := _AT.search(error):
-        position, device = map(int, found.groups())
+    if match := _AT.search(error):
+        position, device = map(int, match.groups())
         word = rows[device].words[position]
         return word.line, word.end
-    found = _ON.search(error)
-    row = rows[int(found[1]) if found else -1]
+    match = _ON.search(error)
+    row = rows[int(match[1]) if match else -1]
     return row.line, row.end
 
 
@@ -168,18 +172,18 @@ def _words(
     """The tasks of a row, which begin at `start`."""
     kinds = {KINDS[kind].letter: kind for kind in scheduled_kinds()}
     task_word = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
-    for found in re.finditer(r"\S+", written[start:]):
-        end = start + found.end()
-        word = re.fullmatch(task_word, found[0])
+    for match in re.finditer(r"\S+", written[start:]):
+        end = start + match.end()
+        word = re.fullmatch(task_word, match[0])
         if word is None:
             raise ValueError(
                 f"`tasks` must be one of the letters {', '.join(kinds)} each, "
                 "and its micro-batch or its cell and micro-batch, as in F0 or "
                 "F3.0. Received: "
-                f"{found[0]!r}.\n{_marked(lines, number, end)}"
+                f"{match[0]!r}.\n{_marked(lines, number, end)}"
             )
-        letter, one, other, plus = word.groups()
-        k, m = (device, one) if other is None else (one, other)
+        letter, first, second, plus = word.groups()
+        k, m = (device, first) if second is None else (first, second)
         task = Task(kinds[letter], int(k), int(m))
         yield _Word(task, bool(plus), number, end)
 
@@ -187,10 +191,10 @@ def _words(
 def _kept(
     lines: list[str], words: list[_Word]
 ) -> frozenset[tuple[int, int]] | None:
-    """What forward tasks keep, by cell and micro-batch; None for not said."""
-    found = {word.task: word for word in words if word.keeps}
+    """Reads which forward tasks keep: cells and micro-batches, or None."""
+    kept = {word.task: word for word in words if word.keeps}
     again = {word.task[1:] for word in words if word.task.kind == "recompute"}
-    for task, word in found.items():
+    for task, word in kept.items():
         if task.kind != "forward" or task[1:] in again:
             raise ValueError(
                 "A + must be at a forward task, which keeps what the backward "
@@ -198,7 +202,7 @@ def _kept(
                 f"one at {task}. Take it, or the R, out.\n"
                 f"{_marked(lines, word.line, word.end)}"
             )
-    return frozenset(task[1:] for task in found) if found else None
+    return frozenset(task[1:] for task in kept) if kept else None
 
 
 def _marked(lines: list[str], number: int, end: int) -> str:

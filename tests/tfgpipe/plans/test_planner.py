@@ -194,7 +194,7 @@ def test_more_devices_than_there_are_can_be_planned_for():
         ({"devices": "CPU:0"}, "or a list of names"),
         ({"memory_limit": "1GB"}, "Received: memory_limit='1GB'"),
         ({"profile": "a.json"}, "Read a file by `tfgpipe.Profile.load"),
-        ({"inputs": keras.Input((9,))}, "`inputs` must be those of the model"),
+        ({"inputs": keras.Input((9,))}, "`inputs` must be the inputs of"),
         ({"layers": [kl.Dense(3)], "inputs": (8,)}, "must hold `keras.Input`s"),
         ({"setting": {"chunks": 4}}, "`setting` must be a dict with some of"),
         ({"setting": {"schedule": "auto"}}, "`schedule` must be one of"),

@@ -55,7 +55,7 @@ def search(
 
     Args:
         durations: For each cell, how long its forward task takes, the gradient
-            of its inputs, and that of its weights, in any unit.
+            of its inputs, and the gradient of its weights, in any unit.
         num_micro_batches: M, at least 1.
         memory: What a device may hold at once, or each device; in the unit of
             `sizes`.
@@ -121,9 +121,9 @@ def _checked(
 ) -> UnequalCells:
     """The arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
-    cells = [_listed(own) for own in _listed(durations)]
+    cells = [_listed(item) for item in _listed(durations)]
     if not cells or not all(
-        len(own) == len(HALVES) and all(map(is_amount, own)) for own in cells
+        len(item) == len(HALVES) and all(map(is_amount, item)) for item in cells
     ):
         raise ValueError(
             "`durations` must have three finite numbers from 0 for each cell: "
@@ -131,16 +131,16 @@ def _checked(
             f"its weights. Received: durations={durations!r}."
         )
     k = len(cells)
-    own_sizes = [1.0] * k if sizes is None else _listed(sizes)
-    if len(own_sizes) != k or not all(map(is_amount, own_sizes)):
+    cell_sizes = [1.0] * k if sizes is None else _listed(sizes)
+    if len(cell_sizes) != k or not all(map(is_amount, cell_sizes)):
         raise ValueError(
             f"`sizes` must have a finite number from 0 for each of the {k} "
             f"cells. Received: sizes={sizes!r}."
         )
-    given = range(k) if devices is None else _listed(devices)
-    places = [p for p in map(as_integer, given) if p is not None]
+    indices = range(k) if devices is None else _listed(devices)
+    places = [p for p in map(as_integer, indices) if p is not None]
     used = sorted(set(places))
-    if len(places) != k or len(given) != k or used != [*range(len(used))]:
+    if len(places) != k or len(indices) != k or used != [*range(len(used))]:
         raise ValueError(
             f"`devices` must have the index of a device for each of the {k} "
             "cells, and leave none out. Received: "
@@ -149,20 +149,20 @@ def _checked(
     is_one = isinstance(memory, numbers.Real)
     most = [memory] * len(used) if is_one else _listed(memory)
     if len(most) != len(used) or not all(
-        is_amount(own) or own == math.inf for own in most
+        is_amount(item) or item == math.inf for item in most
     ):
         raise ValueError(
             "`memory` must be a number from 0, or one for each of the "
             f"{len(used)} devices. Received: memory={memory!r}."
         )
     way = checked_amount("link", link, "the time of a transfer")
-    seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
-    rounded = [_ROUNDING * float(own) for own in most]
-    return UnequalCells(seconds, own_sizes, places, rounded, count, way)
+    seconds = [dict(zip(HALVES, map(float, item))) for item in cells]
+    rounded = [_ROUNDING * float(item) for item in most]
+    return UnequalCells(seconds, cell_sizes, places, rounded, count, way)
 
 
 def _listed(value: Any) -> list[Any]:
-    """What is in a list; nothing of what is none."""
+    """Returns the items of a list; none of anything else."""
     try:
         return [*value]
     except TypeError:
@@ -176,10 +176,10 @@ def _named(work: UnequalCells) -> Iterator[Schedule]:
     if rest:
         return
     shape = num_devices, work.num_micro_batches, chunks
-    for name, own in CHUNKS.items():
-        if own not in (None, chunks):
+    for name, num_chunks in CHUNKS.items():
+        if num_chunks not in (None, chunks):
             continue
-        if own is None and chunks == 1:
+        if num_chunks is None and chunks == 1:
             continue  # which is "1f1b" then, or "gpipe"
         if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
             yield SCHEDULES[name](*shape)
@@ -188,8 +188,8 @@ def _named(work: UnequalCells) -> Iterator[Schedule]:
 
 
 def _share(work: UnequalCells) -> float:
-    """What a link takes of the time of a cell, the mean of all."""
-    whole = sum(sum(own.values()) for own in work.seconds)
+    """Computes the share that a link has of a cell's time, of the mean."""
+    whole = sum(sum(seconds.values()) for seconds in work.seconds)
     most = work.num_micro_batches  # which has all of them under way
     if work.link * len(work.seconds) >= most * whole:
         return most
@@ -204,10 +204,13 @@ def _starts(work: UnequalCells) -> Iterator[tuple[Policy, list[int]]]:
     the end and back.
     """
     busy = [0.0] * (1 + max(work.devices))
-    for device, own in zip(work.devices, work.seconds):
-        busy[device] += sum(own.values())
+    for device, seconds in zip(work.devices, work.seconds):
+        busy[device] += sum(seconds.values())
     period = max(busy) or 1.0
-    ways = [own["forward"] + own["input_gradient"] for own in work.seconds]
+    ways = [
+        seconds["forward"] + seconds["input_gradient"]
+        for seconds in work.seconds
+    ]
     for k, (here, there) in enumerate(itertools.pairwise(work.devices)):
         if here != there:
             ways[k] += 2 * work.link
@@ -242,10 +245,10 @@ HALVES = ("forward", "input_gradient", "weight_gradient")
 
 
 class UnequalCells(NamedTuple):
-    """What is to be ordered.
+    """The cells whose tasks are to be ordered.
 
     Attributes:
-        seconds: For each cell, those of its three tasks.
+        seconds: Of the three tasks of each cell.
         sizes: For each cell, what it takes to hold a micro-batch.
         devices: For each cell, its device.
         most: What each device may hold, with room for the rounding of sums.
@@ -262,16 +265,16 @@ class UnequalCells(NamedTuple):
 
     def duration(self, task: Task) -> float:
         """Of a task; a whole backward task is its halves."""
-        own = self.seconds[task.cell]
+        seconds = self.seconds[task.cell]
         if task.kind == "backward":
-            return own["input_gradient"] + own["weight_gradient"]
-        return own[task.kind]
+            return seconds["input_gradient"] + seconds["weight_gradient"]
+        return seconds[task.kind]
 
     def fits(self, schedule: Schedule) -> bool:
-        """Whether no device holds more than it may."""
-        for most, own in zip(self.most, schedule.tasks):
+        """Returns whether no device holds more than it may."""
+        for most, tasks in zip(self.most, schedule.tasks):
             now = 0.0
-            for kind, k, _ in own:
+            for kind, k, _ in tasks:
                 if kind == "forward":
                     now += self.sizes[k]
                     if now > most:
@@ -282,7 +285,7 @@ class UnequalCells(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a device prefers.
+    """The preferences of a device.
 
     Attributes:
         gradients_first: Gradients to forward tasks.
@@ -301,7 +304,7 @@ class Policy(NamedTuple):
 def run(
     work: UnequalCells, policy: Policy, limits: Sequence[int]
 ) -> tuple[list[list[Task]], float]:
-    """What each device runs, and when the last one ends.
+    """Runs the tasks by a policy, and notes the order and the end.
 
     Args:
         work: What is to be run.
@@ -377,12 +380,12 @@ class _Running:
 
     @property
     def is_done(self) -> bool:
-        """Whether all tasks have run."""
+        """Returns whether all tasks have run."""
         count = self._work.num_micro_batches
-        return all(own["weight_gradient"] == count for own in self._ended)
+        return all(counts["weight_gradient"] == count for counts in self._ended)
 
     def next_task(self, device: int) -> Task | None:
-        """What a device runs now, if there is something."""
+        """Returns the task that a device runs now, if there is one."""
         ways = [self._next_gradient, self._next_forward]
         if not self._policy.gradients_first:
             ways.reverse()

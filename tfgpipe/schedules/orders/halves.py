@@ -56,22 +56,22 @@ def filled(
             cell. Where the order needs more, they are held.
         duration: How long a task takes, in any unit.
     """
-    devices = [_Device(own, most) for own, most in zip(orders, most_held)]
-    num_cells = 1 + max(task.cell for own in orders for task in own)
+    devices = [_Device(device, most) for device, most in zip(orders, most_held)]
+    num_cells = 1 + max(task.cell for device in orders for task in device)
     ends: dict[Task, float] = {}
     asleep: dict[Task, list[int]] = collections.defaultdict(list)
     awake = [(0.0, d) for d in range(len(devices))]
     while awake:
         now, d = heapq.heappop(awake)
-        own = devices[d]
-        task = own.next_task
+        device = devices[d]
+        task = device.next_task
         needs = [] if task is None else _needs(task, num_cells)
         # What has not run yet would have started now, or later.
         missing = next((need for need in needs if need not in ends), None)
         ready = max((ends.get(need, now) for need in needs), default=now)
         must_wait = missing is not None or ready > now
-        if own.late and (task is None or must_wait or own.is_full):
-            task = own.run_late()
+        if device.late and (task is None or must_wait or device.is_full):
+            task = device.run_late()
             ready = now
         elif task is None:
             continue
@@ -79,22 +79,22 @@ def filled(
             asleep[missing].append(d)
             continue
         else:
-            own.run_next()
+            device.run_next()
         ends[task] = max(now, ready) + duration(task)
         heapq.heappush(awake, (ends[task], d))
         for other in asleep.pop(task, ()):
             heapq.heappush(awake, (ends[task], other))
-    return Schedule(own.tasks for own in devices)
+    return Schedule(device.tasks for device in devices)
 
 
 def _needs(task: Task, num_cells: int) -> list[Task]:
-    """What a task needs where all backward tasks are in halves."""
+    """Returns what a task needs if all backward tasks are in halves."""
     kinds = ("forward", "input_gradient")
     return [need for need in task.needs(num_cells) if need.kind in kinds]
 
 
 class _Device:
-    """What a device has run, and what it has to.
+    """The tasks of a device: those that it has run, and those to come.
 
     Args:
         order: Its "forward" and "input_gradient" tasks.
@@ -114,12 +114,12 @@ class _Device:
 
     @property
     def next_task(self) -> Task | None:
-        """What is next in its order."""
+        """The next task of its order."""
         return self._order[0] if self._order else None
 
     @property
     def is_full(self) -> bool:
-        """Whether it may not hold one more, and its next task would."""
+        """Returns whether it may not hold one more, and its next task would."""
         if not self._order or self._order[0].kind != "forward":
             return False
         return self._held >= self._most_held
@@ -168,16 +168,18 @@ def zero_bubble(
     for k, order in enumerate(
         interleaved(num_devices, num_micro_batches).tasks
     ):
-        own = []
+        tasks_of_device = []
         for kind, _, m in order:
             if kind == "forward":
-                own.append(Task(kind, k, m))
+                tasks_of_device.append(Task(kind, k, m))
                 continue
-            own.append(Task("input_gradient", k, m))
+            tasks_of_device.append(Task("input_gradient", k, m))
             if m >= k:
-                own.append(Task("weight_gradient", k, m - k))
+                tasks_of_device.append(Task("weight_gradient", k, m - k))
         late = range(max(0, num_micro_batches - k), num_micro_batches)
-        tasks.append(own + [Task("weight_gradient", k, m) for m in late])
+        tasks.append(
+            tasks_of_device + [Task("weight_gradient", k, m) for m in late]
+        )
     return Schedule(tasks)
 
 
@@ -204,11 +206,11 @@ def zero_bubble_2p(
     for k in range(num_devices):
         forward = [Task("forward", k, m) for m in micro_batches]
         warm_up = min(num_micro_batches, 2 * (num_devices - k) - 1)
-        own = forward[:warm_up]
+        tasks_of_device = forward[:warm_up]
         for m in micro_batches:
-            own.append(Task("input_gradient", k, m))
-            own += forward[warm_up + m : warm_up + m + 1]
-        orders.append(own)
+            tasks_of_device.append(Task("input_gradient", k, m))
+            tasks_of_device += forward[warm_up + m : warm_up + m + 1]
+        orders.append(tasks_of_device)
     return filled(orders, [2 * num_devices - 1] * num_devices)
 
 
@@ -245,7 +247,7 @@ def _orders(
             (time + _PERIOD * m, task._replace(micro_batch=m))
             for m in range(num_micro_batches)
         ]
-    return [[task for _, task in sorted(own)] for own in starts]
+    return [[task for _, task in sorted(timed)] for timed in starts]
 
 
 def _paced(

@@ -63,13 +63,13 @@ def breadth_first(
     )
     tasks = []
     for d in range(num_devices):
-        own = [
+        forward = [
             Task("forward", v * num_devices + d, m)
             for v in range(num_chunks)
             for m in range(num_micro_batches)
         ]
-        back = [task._replace(kind="backward") for task in reversed(own)]
-        tasks.append(own + back)
+        back = [task._replace(kind="backward") for task in reversed(forward)]
+        tasks.append(forward + back)
     return Schedule(tasks)
 
 
@@ -151,10 +151,10 @@ def interleaved(
             Task("backward", (last - v) * num_devices + d, m) for v, m in visits
         ]
         warm_up = under_way * (num_devices - 1 - d) + last * max(groups)
-        own = forward[:warm_up]
+        tasks_of_device = forward[:warm_up]
         for i, task in enumerate(backward):
-            own += [*forward[warm_up + i : warm_up + i + 1], task]
-        tasks.append(own)
+            tasks_of_device += [*forward[warm_up + i : warm_up + i + 1], task]
+        tasks.append(tasks_of_device)
     return Schedule(tasks)
 
 
