@@ -16,9 +16,13 @@ Python unpacks them inside the function, where they are tensors again.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
+
+# What is known of a micro-batch: values by the references of tensors of the
+# model's graph; of a `Bundle`, packed, by the bundle.
+Values: TypeAlias = dict[Any, Any]
 
 # TensorFlow notes their types with the one, and takes time that grows with the
 # square of their number.

@@ -160,7 +160,7 @@ def _update_seconds(
 def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
     """Of weights that a device gets from the host in a step.
 
-    It has the weights of two cells: see `run/weights.py`.
+    It has the weights of two cells: see `run/transfers.py`.
     """
     held: list[int] = []
     sent = 0.0

@@ -24,7 +24,7 @@ In the step's graph everything follows only from what was there before it: no
 device can wait for ever, whatever the schedule.
 
 A micro-batch without rows computes a row that counts for nothing: it adds
-nothing to the others' sums, and keeps to its own.
+nothing to the others' sums, and takes none of theirs.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from tfgpipe.state import sum_of
 
 
 class Beside(NamedTuple):
-    """What a task follows that runs beside those of its device: a shard's.
+    """The place of a task that runs beside its device's others: a shard's.
 
     Attributes:
         caller: The device of its cell: it follows that one's last task.
-        layer: Of a layer it follows the last task on its own device.
+        layer: It follows the last task of this layer on its device.
     """
 
     caller: str
@@ -154,10 +154,10 @@ def send(values: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
 
 def run_independently(results: Any) -> tf.Operation | None:
     """The operation that made some results; side effects do not order it."""
-    found = tensors(results)
-    if not found:
+    flat = tensors(results)
+    if not flat:
         return None
-    op = found[0].op  # a task is one call: all its results are of one operation
+    op = flat[0].op  # a task is one call: all its results are of one operation
     if op.type == "StatefulPartitionedCall":
         internals.run_independently(op)
     return op
@@ -199,20 +199,20 @@ def run_together(
     is_first = True
     for stages in zip(*(f.before_last for f in functions), strict=True):
         sent = []
-        for one, own, stage in zip(started, values, stages):
+        for one, known, stage in zip(started, values, stages):
             with _on_device(chain, one, is_first):
-                *sums, own[stage.carried] = stage.function(own)
+                *sums, known[stage.carried] = stage.function(known)
                 run_independently(sums)
                 sent.append(sums)
         is_first = False
         totals = _totals(started, sent, micro_batches)
-        for own, stage, received in zip(values, stages, totals):
-            own.update(by_reference(stage.received, received))
+        for known, stage, received in zip(values, stages, totals):
+            known.update(by_reference(stage.received, received))
     results = []
-    for one, own, function in zip(started, values, functions):
+    for one, known, function in zip(started, values, functions):
         with _on_device(chain, one, is_first):
-            found = function.last(own, one.work.sums)
-            results.append(one.work.finish(found))
+            last = function.last(known, one.work.sums)
+            results.append(one.work.finish(last))
             chain.finish(one.task, one.device, results[-1])
     return results
 
@@ -228,7 +228,7 @@ def _totals(
     sent: list[list[tf.Tensor]],
     micro_batches: MicroBatches,
 ) -> list[list[tf.Tensor]]:
-    """What each of the partners gets for what it sent."""
+    """Adds up what partners sent; returns what each of them receives."""
     if len(sent) == 1:
         return sent
     select = micro_batches.select
@@ -241,10 +241,10 @@ def _totals(
                 for m, value in zip(places, values)
             ]
             totals.append(sum_of(counted))
-    found = []
-    for m, own in zip(places, sent):
-        with tf.device(own[0].device):
-            found.append(
-                [select(m, total, value) for total, value in zip(totals, own)]
+    received = []
+    for m, sums in zip(places, sent):
+        with tf.device(sums[0].device):
+            received.append(
+                [select(m, total, value) for total, value in zip(totals, sums)]
             )
-    return found
+    return received

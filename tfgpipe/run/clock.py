@@ -108,22 +108,22 @@ class Clock:
         return stopped.op
 
     def sent_bytes(self) -> tf.Tensor:
-        """What the tasks took from other devices in a step, a scalar.
+        """Counts what tasks took from other devices in a step, a scalar.
 
         Outputs of the cells before, with their masks, and their gradients. A
         mini-batch and its labels, which come from the host, are not counted.
         """
-        found = [tf.constant(0, tf.int64)]
+        sizes = [tf.constant(0, tf.int64)]
         for tensor in self._sent.values():
             with tf.device(tensor.device):
-                found.append(tf.size(tensor, tf.int64) * tensor.dtype.size)
+                sizes.append(tf.size(tensor, tf.int64) * tensor.dtype.size)
         with tf.device("CPU:0"):
-            return tf.add_n(found)
+            return tf.add_n(sizes)
 
     def events(
         self, times: Sequence[float], devices: Sequence[str]
     ) -> list[Event]:
-        """What ran in a step.
+        """Returns what ran in a step.
 
         Args:
             times: The values of `times` in it.
@@ -160,14 +160,14 @@ class Clock:
         yield
         operations = graph.get_operations()[num_before:]
         for device, before in last_op.items():
-            own = [
+            updates = [
                 op
                 for op in operations
                 if op.type in _BRANCHES
                 or (op.device and names.same_device(op.device, device))
             ]
             self.start(device, [before], [])
-            done = self._read(device, [before, *own]).op
+            done = self._read(device, [before, *updates]).op
             self.stop(Task("update", -1, -1), device, done)
 
 
@@ -188,16 +188,16 @@ def _seen(device: str, host: str, after: list[Any]) -> list[tf.Tensor]:
     operations = [
         one if isinstance(one, tf.Operation) else one.op for one in after
     ]
-    own = [
+    on_device = [
         op
         for op in operations
         if op.type != "Const" and not names.same_device(op.device, host)
     ]
-    if not own:
+    if not on_device:
         return []
     results = [
         result
-        for op in own
+        for op in on_device
         for result in op.outputs
         if result.dtype.is_floating  # the host may have integers
     ]

@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe.cells import CellTasks
-from tfgpipe.graphs import Differentiated, TracedModel, by_reference
+from tfgpipe.graphs import (
+    Differentiated,
+    TracedModel,
+    Values,
+    by_reference,
+)
 from tfgpipe.micro_batches import MicroBatches
 
 
@@ -35,10 +40,10 @@ class LossGradients(NamedTuple):
     head: list[tf.Tensor]
     extra: list[Any]
 
-    def of(
+    def for_micro_batch(
         self, m: int, micro_batches: MicroBatches, made: Differentiated
-    ) -> dict[Any, Any]:
-        """Those of a micro-batch, by the references of the graph's tensors."""
+    ) -> Values:
+        """Returns those of a micro-batch, by the graph's tensors."""
         head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
         extra = [
             None if d is None else d * micro_batches.fraction(m, d.dtype)
@@ -50,7 +55,7 @@ class LossGradients(NamedTuple):
         }
 
 
-def _given(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
+def _given(keys: Sequence[Any], values: Sequence[Any]) -> Values:
     """Values by the references of what the graph has for them."""
     return {
         key.ref(): value
@@ -62,11 +67,11 @@ def _given(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
 def counts_ahead(
     traced: TracedModel,
     tasks: Sequence[CellTasks],
-    known: Callable[[int, int], tuple[dict[Any, Any], Any]],
+    known: Callable[[int, int], tuple[Values, Any]],
     device: Callable[[int, int], str],
     num_micro_batches: int,
 ) -> list[list[tf.Tensor]]:
-    """What each micro-batch's losses count, scalars.
+    """Computes what each micro-batch's losses count, scalars.
 
     Args:
         traced: The model.
@@ -79,15 +84,15 @@ def counts_ahead(
     parts = _parts(traced, tasks)
     counts = []
     for m in range(num_micro_batches):
-        found: dict[Any, Any] = {}
+        made: Values = {}
         for k, (function, wanted) in enumerate(parts):
             if not wanted:
                 continue
             values, weights = known(k, m)
-            own = tasks[k].arguments({**values, **found}, weights)
+            taken = tasks[k].arguments({**values, **made}, weights)
             with tf.device(device(k, m)):
-                found.update(by_reference(wanted, function(own)))
-        counts.append([found[t.ref()] for t in traced.counts])
+                made.update(by_reference(wanted, function(taken)))
+        counts.append([made[t.ref()] for t in traced.counts])
     return counts
 
 
@@ -97,16 +102,16 @@ def _parts(
     """Of each cell what the counts need: a function, and what it gives."""
     parts: list[tuple[Any, list[tf.Tensor]]] = []
     missing = {t.ref(): t for t in traced.counts}
-    for own in reversed(tasks):
-        part, cut = own.part, own.functions
+    for cell in reversed(tasks):
+        part, cut = cell.part, cell.functions
         pairs = [*zip(part.gives, cut.part.gives)]
         wanted = [(t, first) for t, first in pairs if t.ref() in missing]
         function = None
         if wanted:
             function = cut.of_forward([first for _, first in wanted])
-            taken = {id(t) for t in function.inputs}
+            inputs = {id(t) for t in function.inputs}
             for t, first in zip(part.takes, cut.part.takes):
-                if id(first) in taken:
+                if id(first) in inputs:
                     missing[t.ref()] = t
         parts.insert(0, (function, [t for t, _ in wanted]))
     return parts

@@ -24,6 +24,7 @@ from tfgpipe.graphs import (
     Differentiated,
     Indices,
     TracedModel,
+    Values,
     are_distinct,
     by_reference,
     differentiate,
@@ -46,7 +47,7 @@ class MiniBatch:
         source: The model, and how it is called.
         x: The mini-batch, a nest of tensors of shape (batch, ...).
         labels: A nest of the same rows that the head takes, or None.
-        num_micro_batches: M, those of a replica.
+        num_micro_batches: M, of each replica.
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
         remat: Which micro-batches are computed again.
@@ -59,8 +60,7 @@ class MiniBatch:
         remat: Which micro-batches are computed again.
         call: What of the model was run.
         micro_batches: How the rows fall into micro-batches.
-        given: By micro-batch what is known before anything runs: values by the
-            references of tensors of the model's graph.
+        values: Of each micro-batch; inputs and labels before anything runs.
         replicas: Which replica computes which micro-batches.
         results: What the cells make of the mini-batch.
     """
@@ -81,7 +81,7 @@ class MiniBatch:
         self.cells = cells
         self._tracer = tracer
         self.remat = remat
-        inputs, own_labels = self._split(
+        inputs, label_rows = self._split(
             tracer.unanalysed(x), labels, num_micro_batches
         )
         is_split = self.micro_batches.count > 1
@@ -103,7 +103,7 @@ class MiniBatch:
             tracer.trace,
             cells=cells,
             x=self._specs(inputs[0]),
-            labels=self._specs(own_labels[0]),
+            labels=self._specs(label_rows[0]),
             recomputes=[
                 training and remat.recomputes(k) for k in range(len(cells))
             ],
@@ -123,12 +123,12 @@ class MiniBatch:
             trial.tell()
         self._lookups_of_rows = trial.lookups_of_rows if trial else set()
         self.traced = traced = self.with_cells(traced)
-        self.given = [
-            by_reference(traced.x, tree.flatten(own))
+        self.values: list[Values] = [
+            by_reference(traced.x, tree.flatten(rows))
             | by_reference(traced.labels, tree.flatten(label))
-            for own, label in zip(inputs, own_labels)
+            for rows, label in zip(inputs, label_rows)
         ]
-        # What a compiled function returns is memory of its own.
+        # A compiled function shares no memory of what it returns.
         is_last = self.has_parts or (
             tracer.compiles
             and training
@@ -137,7 +137,7 @@ class MiniBatch:
         )
         hands_out = not is_last or not head.metrics_add_up
         self.results = Results(
-            traced, cells[-1].device, self.micro_batches, self.given, hands_out
+            traced, cells[-1].device, self.micro_batches, self.values, hands_out
         )
 
     def _split(
@@ -156,9 +156,9 @@ class MiniBatch:
             self.micro_batches = MicroBatches(x, count)
             inputs = self.micro_batches.split(x)
         with tf.device(host or cells[-1].device):
-            own_labels = self.micro_batches.split(labels)
+            label_rows = self.micro_batches.split(labels)
         self.replicas = Replicas(grid, self.micro_batches.count)
-        return inputs, own_labels
+        return inputs, label_rows
 
     def _specs(self, nest: Any) -> Any:
         return tree.map_structure(
@@ -166,7 +166,7 @@ class MiniBatch:
         )
 
     def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
-        """What the model's graph takes for a micro-batch of a tensor."""
+        """Returns what the model's graph takes for a micro-batch."""
         spec = self.micro_batches.spec(tensor)
         if self.cells[-1].head_parts > 1 and spec.shape.rank:
             shape = [None, *spec.shape[1:]]  # parts have fewer rows
@@ -175,7 +175,7 @@ class MiniBatch:
 
     @property
     def has_parts(self) -> bool:
-        """Whether rows go through the head in parts."""
+        """Is true if rows go through the head in parts."""
         return self.cells[-1].head_parts > 1 and self.traced.num_head_losses > 0
 
     def with_cells(self, traced: TracedModel) -> TracedModel:
@@ -183,7 +183,7 @@ class MiniBatch:
         return traced
 
     def synchronizes(self, k: int) -> bool:
-        """Whether a cell takes moments over replicas."""
+        """Returns whether a cell takes moments over replicas."""
         return k in self._adding_up
 
     @functools.cached_property
@@ -191,12 +191,12 @@ class MiniBatch:
         traced = self.traced
         places = traced.places
         totals = sums_over_replicas(traced.operations)
-        found = {traced.cell_of(places[t.op.name]) for t in totals}
-        return found if self.call.is_split else set()
+        cells = {traced.cell_of(places[t.op.name]) for t in totals}
+        return cells if self.call.is_split else set()
 
     @property
     def is_training(self) -> bool:
-        """Whether there is a backward pass."""
+        """Is true if there is a backward pass."""
         return self.call.training and bool(self.traced.trained_uses)
 
     def tasks(
@@ -204,7 +204,7 @@ class MiniBatch:
         has_gradient: Sequence[bool] | None = None,
         has_losses: Sequence[bool] = (),
     ) -> list[CellTasks]:
-        """What runs the tasks of each cell.
+        """Cuts the tasks of each cell out of the graph.
 
         Args:
             has_gradient: For each output tensor, whether there will be a
@@ -242,7 +242,7 @@ class MiniBatch:
         return tasks
 
     def _has_metrics_beside(self, last: CellTasks) -> bool:
-        """Whether the last cell's metrics are a function of their own.
+        """Returns whether the last cell's metrics are a function apart.
 
         Where they may be computed on another device than the rest.
         """
@@ -280,19 +280,21 @@ class MiniBatch:
         tasks: Sequence[CellTasks],
         schedule_of: Callable[[int], Schedule],
     ) -> Program:
-        """What runs, on which device and in which order.
+        """Says what runs, on which device and in which order.
 
         Args:
             tasks: What runs the tasks of each cell.
             schedule_of: Returns the schedule for a number of micro-batches:
-                those of a replica.
+                of a replica.
         """
         trained = self.trained(tasks)
         facts = [
-            own.facts(
+            cell_tasks.facts(
                 k in trained, cell.before in trained, self.synchronizes(k)
             )
-            for k, (own, cell) in enumerate(zip(tasks, self.cells, strict=True))
+            for k, (cell_tasks, cell) in enumerate(
+                zip(tasks, self.cells, strict=True)
+            )
         ]
         # Whatever the loss is that no head computes, it keeps the outputs.
         if self.call.head is None:
@@ -311,9 +313,9 @@ class MiniBatch:
         """The cells that have trained weights, and those behind them."""
         if not any(one.part.backward for one in tasks):
             return []
-        own = [
+        first = next(
             k
             for k, one in enumerate(tasks)
             if any(use.is_trained for use in one.part.uses)
-        ]
-        return [*range(own[0], len(tasks))]
+        )
+        return [*range(first, len(tasks))]

@@ -19,10 +19,13 @@ What each operation takes of others, and what it leaves to them:
     metrics         beside these, where they may take longer: the last cell's
     offload, fetch  take what is kept                    leave it elsewhere
 
-What is given is by micro-batch and the tensor of the model's graph. What is
-kept is by cell and micro-batch, the sums of gradients by cell and replica.
+All this is one list, `MiniBatch.values`: by micro-batch, values of tensors of
+the model's graph. It begins with inputs and labels; `StateFlow.start` adds the
+state, `LossGradients` the gradients of the loss, and each task its results.
+What is kept is by cell and micro-batch, the sums of gradients by cell and
+replica.
 
-Weights have their values of one mini-batch, see `weights.py`.
+Weights have their values of one mini-batch, see `transfers.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.cells import CellTasks
-from tfgpipe.graphs import Gradient, gradient_sums
+from tfgpipe.graphs import Gradient, Values, gradient_sums
 from tfgpipe.run.chain import (
     Beside,
     Chain,
@@ -44,8 +47,7 @@ from tfgpipe.run.chain import (
 )
 from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
 from tfgpipe.run.mini_batch import MiniBatch
-from tfgpipe.run.offloads import Offloads
-from tfgpipe.run.weights import Weights
+from tfgpipe.run.transfers import Offloads, Weights
 from tfgpipe.schedules import HALVES, KINDS, Op, Program
 from tfgpipe.state import StateFlow
 
@@ -85,7 +87,7 @@ class Pipeline:
         self.chain = Chain(clock)
         self.state = StateFlow(
             batch.traced,
-            [own.part for own in tasks],
+            [cell.part for cell in tasks],
             {id(v) for v in batch.call.metric_state},
             batch.replicas,
             batch.micro_batches,
@@ -97,7 +99,7 @@ class Pipeline:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether XLA compiles the tasks."""
+        """Is true if XLA compiles the tasks."""
         return self._batch.traced.options.jit_compile
 
     def forward(self) -> None:
@@ -116,7 +118,7 @@ class Pipeline:
         self.state.assign(self.results.values)
 
     def _run(self, ops: list[Op]) -> None:
-        """Runs an operation, or those of partners together."""
+        """Runs an operation, or the operations of partners together."""
         ready = [self._flow.ready(op) for op in ops]
         started = [one for one, _ in ready]
         if KINDS[ops[0].kind].lane != "compute":
@@ -135,7 +137,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ the results
     def counts(self) -> list[list[tf.Tensor]]:
-        """What the losses of each micro-batch count, scalars."""
+        """Returns what the losses of each micro-batch count, scalars."""
         if self.results.are_complete:
             return self.results.counts()
         return counts_ahead(
@@ -202,7 +204,8 @@ class TaskFlow:
         """Takes the gradients of the loss."""
         made = self._tasks[0].part.made
         for m, values in enumerate(self._values):
-            values.update(start.of(m, self._batch.micro_batches, made))
+            known = start.for_micro_batch(m, self._batch.micro_batches, made)
+            values.update(known)
 
     def ready(self, op: Op) -> tuple[ReadyTask, Callable[[Any], None]]:
         """An operation to be run, and what takes its results."""
@@ -213,15 +216,15 @@ class TaskFlow:
         if cell.shards is not None and cell.is_beside:
             r = self._replicas.of(op.micro_batch)
             beside = Beside(cell.callers[r], cell.shards.start)
-        # Or ever more outputs would wait for metrics.
+        # So at most two micro-batches hold outputs for their metrics.
         before = [] if op.kind != "forward" else self._metrics_before(op)
         return ReadyTask(op.task, device, awaited, work, beside, before), take
 
     def _metrics_before(self, op: Op) -> list[Any]:
-        own = op.cell, self._replicas.of(op.micro_batch)
-        return self._beside[own][-2:-1]
+        replica = self._replicas.of(op.micro_batch)
+        return self._beside[op.cell, replica][-2:-1]
 
-    def counting(self, k: int, m: int) -> tuple[dict[Any, Any], Any]:
+    def counting(self, k: int, m: int) -> tuple[Values, Any]:
         """Values that cell k takes, as far as they are known by now."""
         values = dict(self._values[m])
         self._state.start(self._tasks[k].part, m, values)
@@ -232,17 +235,17 @@ class TaskFlow:
 
     def _ready_forward(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
-        cell, own = self._tasks[k], (k, self._replicas.of(m))
-        values, part = self._values[m], cell.part
+        cell, values = self._tasks[k], self._values[m]
+        part = cell.part
         self._state.start(part, m, values)
         packed = self._packed(k, m)
         work = cell.forward(values, packed, op.keeps)
-        beside = self._beside[own]
+        beside = self._beside[k, self._replicas.of(m)]
 
-        def take(found: tuple[dict[Any, Any], Any]) -> None:
-            given, kept = found
+        def take(results: tuple[Values, Any]) -> None:
+            outputs, kept = results
             with tf.device(self._replicas.device(k, m)):
-                self._batch.results.add(m, given)
+                self._batch.results.add(m, outputs)
                 metrics = cell.metrics(values, packed, kept)
                 if metrics is not None:
                     made = metrics()
@@ -268,21 +271,21 @@ class TaskFlow:
     def _ready_backward(self, op: Op) -> tuple[list[Any], Any, Callable]:
         """A backward pass, or one of its halves."""
         kind, k, m = op.task
-        cell, own = self._tasks[k], (k, self._replicas.of(m))
-        values = self._values[m]
+        cell, values = self._tasks[k], self._values[m]
+        of_replica = k, self._replicas.of(m)
         self._state.start(cell.part, m, values)
         given = values, self._packed(k, m), self._kept[k, m]
-        sums = self._sums.get(own)
+        sums = self._sums.get(of_replica)
 
-        def take_halfway(found: Any) -> None:
-            dx, self._kept[k, m] = found
+        def take_halfway(results: Any) -> None:
+            dx, self._kept[k, m] = results
             values.update(dx)
 
-        def take(found: Any) -> None:
+        def take(results: Any) -> None:
             if kind == "backward":
-                dx, found = found
+                dx, results = results
                 values.update(dx)
-            self._sums[own] = found
+            self._sums[of_replica] = results
             del self._kept[k, m]
 
         awaited = [values[t.ref()] for t in cell.part.takes_back]
@@ -294,21 +297,22 @@ class TaskFlow:
     def _ready_head(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
         cell: Any = self._tasks[k]
-        values, own = self._values[m], (k, self._replicas.of(m))
+        values, of_replica = self._values[m], (k, self._replicas.of(m))
         self._state.start(cell.part, m, values)
         awaited = [values[t.ref()] for t in cell.part.takes]
-        work = cell.head(values, self._packed(k, m), self._sums.get(own), m)
+        sums = self._sums.get(of_replica)
+        work = cell.head(values, self._packed(k, m), sums, m)
 
-        def take(found: tuple[dict[Any, Any], Any]) -> None:
-            given, self._sums[own] = found
+        def take(results: tuple[Values, Any]) -> None:
+            outputs, self._sums[of_replica] = results
             with tf.device(self._replicas.device(k, m)):
-                self._batch.results.add(m, given)
+                self._batch.results.add(m, outputs)
                 self._state.after(cell.part, m, values)
 
         return awaited, work, take
 
     def sums(self, k: int, r: int) -> list[Gradient]:
-        """What cell k has added up in replica r, where its weights are."""
+        """Returns the sums of cell k in replica r, where its weights are."""
         cell = self._batch.cells[k]
         with tf.device(cell.store_of(self._replicas.device_in(r, k))):
             return self._tasks[k].unpack_sums(self._sums[k, r])

@@ -1,33 +1,33 @@
-"""What the cells made of a mini-batch: losses, and outputs."""
+"""The results of the cells for a mini-batch: losses, and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.graphs import TracedModel
+from tfgpipe.graphs import TracedModel, Values
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.state import weighted_mean
 
 
 class Results:
-    """What the cells made of a mini-batch, or will make.
+    """The results of the cells for a mini-batch, also before they are there.
 
     Args:
         traced: The model.
         device: The last cell's device, the first if there are replicas.
         micro_batches: How the rows fall into micro-batches.
-        values: By micro-batch, what is known by the references of tensors.
+        values: Of each micro-batch.
         hands_out: Whether the outputs are asked for.
 
     Attributes:
         device: The last cell's device, where the loss is computed.
         micro_batches: How the rows fall into micro-batches.
-        values: By micro-batch, what is known by the references of tensors.
+        values: Of each micro-batch.
         hands_out: Whether the outputs are asked for.
     """
 
@@ -36,7 +36,7 @@ class Results:
         traced: TracedModel,
         device: str,
         micro_batches: MicroBatches,
-        values: list[dict[Any, Any]],
+        values: list[Values],
         hands_out: bool = True,
     ):
         self._traced = traced
@@ -51,17 +51,17 @@ class Results:
             }
         self._outputs = {t.ref() for t in traced.outputs if t is not None}
 
-    def add(self, m: int, given: Mapping[Any, Any]) -> None:
+    def add(self, m: int, outputs: Values) -> None:
         """Takes what a cell made of a micro-batch."""
-        self.values[m].update(given)
+        self.values[m].update(outputs)
         if self.micro_batches.count > 1:
-            for ref, tensor in given.items():
+            for ref, tensor in outputs.items():
                 if ref in self._outputs:
                     self.micro_batches.check_output(tensor, m)
 
     @property
     def are_complete(self) -> bool:
-        """Whether all forward tasks have run."""
+        """Is true if all forward tasks have run."""
         return all(self._missing <= known.keys() for known in self.values)
 
     def _of(self, tensors: Sequence[Any]) -> list[list[Any]]:
@@ -82,22 +82,22 @@ class Results:
         return self._of(self._traced.losses[: self.num_head_losses])
 
     def counts(self) -> list[list[tf.Tensor]]:
-        """What those of each micro-batch count, scalars."""
+        """Returns what the losses of each micro-batch count, scalars."""
         return self._of(self._traced.counts)
 
     def extra_losses(self) -> list[tf.Tensor]:
         """The layers' own losses for the mini-batch."""
-        own = self._of(self._traced.losses[self.num_head_losses :])
+        by_micro_batch = self._of(self._traced.losses[self.num_head_losses :])
         losses = []
-        for values in zip(*own):
+        for values in zip(*by_micro_batch):
             with tf.device(values[0].device):
                 losses.append(weighted_mean([*values], self.micro_batches))
         return losses
 
     def extra_specs(self) -> list[tf.TensorSpec]:
         """Shapes and dtypes of the layers' own losses."""
-        own = self._traced.losses[self.num_head_losses :]
-        return [tf.TensorSpec(loss.shape, loss.dtype) for loss in own]
+        extra = self._traced.losses[self.num_head_losses :]
+        return [tf.TensorSpec(loss.shape, loss.dtype) for loss in extra]
 
     # ---------------------------------------------------------------- outputs
     @property
@@ -121,12 +121,12 @@ class Results:
         return [spec(t) for t in self._traced.handed_out]
 
     def joined(self) -> list[Any]:
-        """What is handed out, of the mini-batch, on one device; flat."""
+        """Joins what is handed out, flat, on one device."""
         with tf.device(self.device):
-            found: list[Any] = self.micro_batches.join(
+            joined: list[Any] = self.micro_batches.join(
                 self._of(self._traced.handed_out)
             )
-            return found
+            return joined
 
     def nest(self, handed_out: Sequence[Any]) -> Any:
         """The outputs, with what hangs on them, as the model returns them.
@@ -137,9 +137,9 @@ class Results:
         made = [None if t is None else tf.identity(t) for t in left]
         attached = iter(made[len(traced.outputs) :])
         outputs = []
-        for tensor, given, own in zip(made, traced.outputs, traced.attached):
-            hung = internals.constants_on(given)
-            hung.update({name: next(attached) for name in own})
+        for tensor, output, names in zip(made, traced.outputs, traced.attached):
+            hung = internals.constants_on(output)
+            hung.update({name: next(attached) for name in names})
             outputs.append(internals.attach(tensor, hung))
         return tree.map_structure(lambda i: outputs[i], traced.structure)
 

@@ -54,7 +54,7 @@ def update_on_devices(
 
 
 def updates_slices_alike(optimizer: Any) -> bool:
-    """Whether sparse gradients give the numbers of dense ones.
+    """Returns whether sparse gradients give the numbers of dense ones.
 
     Others of Keras's optimizers leave alone what they keep of rows without a
     slice, or square the slices one by one.
