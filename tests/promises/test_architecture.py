@@ -265,7 +265,7 @@ COPIES = {
     "profiles/profiler",
     "run/chain",
     "run/clock",
-    "run/offloads",
+    "run/transfers",
     "run/results",
     "state/flow",
     "state/rules",
