@@ -29,7 +29,7 @@ from absl import flags
 import tfgpipe
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.devices import local
-from tfgpipe.run import offloads, weights
+from tfgpipe.run import transfers
 from tfgpipe.schedules import (
     CHUNKS,
     REMAT,
@@ -370,8 +370,7 @@ def _in_turns(
     with contextlib.ExitStack() as stack:
         steps = [_step(setting, setting.model())]
         steps[0]()
-        for module in (offloads, weights):
-            stack.enter_context(mock.patch.object(module, "send", timed))
+        stack.enter_context(mock.patch.object(transfers, "send", timed))
         steps.append(_step(setting, setting.model(**arguments)))
         steps[1]()
     found: list[list[float]] = [[], []]
