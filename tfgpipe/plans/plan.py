@@ -722,8 +722,8 @@ def _checked_inputs(source: Any, inputs: Any) -> Any:
     if is_other or inputs_lib.unlike(spec, declared):
         raise ValueError(
             "`inputs` must be the inputs of the model, with sizes where it "
-            f"has None. Expected: {expected}. Received: {received}. Change them, or "
-            "leave `inputs` out if all sizes are known."
+            f"has None. Expected: {expected}. Received: {received}. Change "
+            "them, or leave `inputs` out if all sizes are known."
         )
     return spec
 

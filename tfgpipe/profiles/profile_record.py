@@ -59,7 +59,7 @@ def share_between_quartiles(spreads: Iterable[Spread | None]) -> float:
     What takes long counts most, what takes no time at all does not count.
 
     Args:
-        found: Of some tasks; None where there is none.
+        spreads: Of some tasks; None where there is none.
     """
     known = [s for s in spreads if s is not None and s.low > _SHORT]
     width = sum(s.high - s.low for s in known)

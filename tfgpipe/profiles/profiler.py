@@ -314,7 +314,7 @@ def layer_profiles(
 
     Args:
         placed: The layers.
-        found: What was found out about each.
+        measured: The measurements of each.
         loss: About the loss, or None.
         num_slot_bytes: What the optimizer keeps for a variable, in bytes.
     """

@@ -430,7 +430,7 @@ def _away(
     """Finds the activations that a device need not hold all the time.
 
     Args:
-        own: Its operations.
+        ops: Its operations.
         cells: The cells that keep something.
         between: How many operations run at least, until it is needed.
 

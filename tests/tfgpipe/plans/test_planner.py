@@ -220,7 +220,7 @@ def test_bad_input_is_named(changed, message):
 def test_inputs_of_a_list_may_be_given():
     plan = planned([kl.Dense(3)], inputs=keras.Input((5,)))
     assert plan.best.memory[0].weights == 4 * (5 * 3 + 3)
-    with pytest.raises(ValueError, match="must be those of the model"):
+    with pytest.raises(ValueError, match="must be the inputs of the model"):
         planned(functional.residual(), inputs=keras.Input((99,)))
 
 
