@@ -1,4 +1,4 @@
-"""Which checkpoints there are in a folder, and what each says of itself.
+"""The checkpoints of a folder, and what each says of itself.
 
     folder/step-0000000100/manifest.json, values.index, values.data-...
     folder/step-0000000200/...
@@ -32,7 +32,7 @@ import pathlib
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import checked_path
@@ -96,11 +96,11 @@ class Folder:
             self._lock = None
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, in order; damaged ones too."""
+        """Returns the steps of all checkpoints, in order; damaged ones too."""
         return sorted({step for step, _ in self._named()})
 
-    def of(self, step: int) -> pathlib.Path:
-        """Where the checkpoint of a step is, or would be."""
+    def path_of(self, step: int) -> pathlib.Path:
+        """Returns where the checkpoint of a step is, or would be."""
         same = [again for known, again in self._named() if known == step]
         return self._path(step, max(same, default=0))
 
@@ -138,36 +138,36 @@ class Folder:
         for step in steps:
             # What is damaged is left to the user.
             if step not in kept and self.manifest(step) is not None:
-                self._delete(self.of(step))
+                self._delete(self.path_of(step))
 
     def best(self, mode: str, name: str) -> float | None:
-        """The best monitored value of all checkpoints, or None."""
+        """Returns the best monitored value of all checkpoints, or None."""
         values = self._monitored(name).values()
         if not values:
             return None
         return min(values) if mode == "min" else max(values)
 
     def manifest(self, step: int) -> Manifest | None:
-        """What a checkpoint says of itself; None if it is damaged."""
+        """Returns what a checkpoint says of itself; None if it is damaged."""
         try:
-            return read_manifest(self.of(step), step)
+            return read_manifest(self.path_of(step), step)
         except Damaged:
             return None
 
     def _monitored(self, name: str | None) -> dict[int, float]:
-        """By step, what was monitored, where it is a number."""
-        found = {}
+        """Returns what was monitored, by step, where it is a number."""
+        numbers = {}
         for step in self.steps():
             manifest = self.manifest(step)
             if manifest is None or manifest.monitored is None:
                 continue
             value = manifest.monitored["value"]
             if manifest.monitored["name"] == name and not math.isnan(value):
-                found[step] = value
-        return found
+                numbers[step] = value
+        return numbers
 
     def _named(self) -> list[tuple[int, int]]:
-        """Of each checkpoint, the step, and how many there were before."""
+        """Returns the step of each checkpoint, and how many it had before."""
         if not self.path.is_dir():
             return []
         names = (_NAME.fullmatch(p.name) for p in self.path.iterdir())
@@ -248,7 +248,7 @@ class Damaged(Exception):
 
 
 def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
-    """The manifest of a checkpoint, whose name says `step`; None for any.
+    """Returns the manifest of a checkpoint, whose name says `step`, if any.
 
     Raises:
         Damaged: If there is none, or it is not whole, or of another step.
@@ -257,9 +257,9 @@ def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
     try:
         if path.exists() and not path.is_file():
             raise Damaged(f"{NAME} is no file")  # a pipe is waited for
-        found = json.loads(path.read_text("utf-8"))
-        content = found["content"]
-        is_whole = found["sha256"] == _digest(content)
+        text = json.loads(path.read_text("utf-8"))
+        content = text["content"]
+        is_whole = text["sha256"] == _digest(content)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damaged(
             f"{NAME} cannot be read ({type(error).__name__})"
@@ -267,68 +267,29 @@ def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
     if not is_whole:
         raise Damaged(f"{NAME} is not as it was written")
     try:
-        manifest = _of_content(content)
+        manifest = _manifest_from(content)
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{NAME} is not as `Checkpoint` writes it") from error
     if step is not None and step != manifest.position.step:
         raise Damaged(
-            f"its name is that of step {step}, and {NAME} that of step "
+            f"its name says step {step}, and {NAME} says step "
             f"{manifest.position.step}"
         )
     return manifest
 
 
-def _of_content(content: Any) -> Manifest:
-    """Checks what a manifest says; somebody may have written another.
-
-    Raises:
-        TypeError: If something is of another kind; or `KeyError`, `ValueError`.
-    """
-    if content.get("format") != FORMAT:
+def _manifest_from(content: Mapping[str, Any]) -> Manifest:
+    if content["format"] != FORMAT:
         raise Damaged(f"{NAME} is of a newer version of tfgpipe")
-    at = content["position"]
-    manifest = Manifest(
-        Position(at["step"], at["epoch"], at["batch"]),
-        content["variables"],
-        content["files"],
+    return Manifest(
+        Position(**content["position"]),
+        {**content["variables"]},
+        {**content["files"]},
         content["monitored"],
         content["optimizer"],
         content["versions"],
         content.get("settings", {}),  # of earlier versions
     )
-    _expect(manifest.position, int, lambda n: n >= 0)
-    for records in _values(manifest.variables):
-        for name, shape, dtype in records:
-            _expect([name, dtype], str)
-            _expect(shape, int, lambda n: n >= 0)
-    _values(manifest.files)
-    for name, record in manifest.files.items():
-        _expect([record["bytes"]], int)
-        _expect([record["sha256"]], str)
-        _expect([name], str, lambda text: "/" not in text)
-    if manifest.monitored is not None:
-        _expect([manifest.monitored["name"]], str)
-        _expect([manifest.monitored["value"]], (int, float))
-    _expect(manifest.optimizer, str)
-    _values(manifest.settings)
-    return manifest
-
-
-def _expect(
-    values: Iterable[Any],
-    kind: Any,
-    is_right: Callable[[Any], bool] = lambda _: True,
-) -> None:
-    for value in values:
-        is_kind = isinstance(value, kind) and not isinstance(value, bool)
-        if not is_kind or not is_right(value):
-            raise TypeError(f"Received: {value!r}.")
-
-
-def _values(found: Any) -> Iterable[Any]:
-    if not isinstance(found, dict):
-        raise TypeError(f"Received: {found!r}.")
-    return found.values()
 
 
 def remove(path: pathlib.Path) -> None:
@@ -353,15 +314,15 @@ def check_files(folder: pathlib.Path, manifest: Manifest) -> None:
                 f"{expected['bytes']:,}"
             )
         try:
-            found = file_record(path)
+            record = file_record(path)
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error}") from error
-        if found != expected:
+        if record != expected:
             raise Damaged(f"{name} is not as it was written")
 
 
 def file_record(path: pathlib.Path) -> dict[str, Any]:
-    """What a manifest says of a file."""
+    """Returns what a manifest says of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):

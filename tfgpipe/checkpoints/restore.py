@@ -31,9 +31,14 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.checkpoints import folder as manifest_lib
 from tfgpipe.checkpoints import writer
-from tfgpipe.checkpoints.folder import Damaged, Folder, Manifest
+from tfgpipe.checkpoints.folder import (
+    Damaged,
+    Folder,
+    Manifest,
+    check_files,
+    read_manifest,
+)
 from tfgpipe.checkpoints.writer import VALUES, wait_for_all
 from tfgpipe.checks import as_integer
 from tfgpipe.devices import placement
@@ -100,7 +105,7 @@ def restore(
             Where layers have other names than those that were saved, they are
             found by their order, with a warning, unless some have changed
             places. A warning says, too, what the optimizer is told otherwise.
-        folder: That of the callback.
+        folder: The folder of the callback.
         step: Of which step; None for the last one. One that is damaged is left
             as it is, with a warning, and the one before it taken.
 
@@ -138,23 +143,23 @@ def restore(
             f"Received: model={model!r}."
         )
     wait_for_all()
-    found = Folder(folder)
-    steps = found.steps()
+    checkpoints = Folder(folder)
+    steps = checkpoints.steps()
     if step is not None and as_integer(step) not in steps:
         raise ValueError(
-            "`step` must be that of a checkpoint. Received: "
+            "`step` must be the step of a checkpoint. Received: "
             f"step={step!r}, and folder={str(folder)!r} with steps {steps}."
         )
     damaged: dict[int, str] = {}
     # The last one first, until one is whole.
-    for one in reversed(steps) if step is None else [int(step)]:
-        path = found.of(one)
+    for known in reversed(steps) if step is None else [int(step)]:
+        path = checkpoints.path_of(known)
         try:
-            manifest = manifest_lib.read_manifest(path, one)
-            manifest_lib.check_files(path, manifest)
-            _take(model, path, manifest)
+            manifest = read_manifest(path, known)
+            check_files(path, manifest)
+            _assign(model, path, manifest)
         except Damaged as error:
-            damaged[one] = f"{path}: {error}."
+            damaged[known] = f"{path}: {error}."
             continue
         if damaged:
             warnings.warn(
@@ -178,7 +183,7 @@ def restore(
 
 
 def steps_of(model: keras.Model) -> int:
-    """How many mini-batches a model counts, skipped ones too.
+    """Returns how many mini-batches a model counts, skipped ones too.
 
     A `LossScaleOptimizer` does not count those that overflowed.
     """
@@ -188,19 +193,19 @@ def steps_of(model: keras.Model) -> int:
 
 
 def known_steps_of(model: keras.Model) -> int:
-    """As `steps_of`; after `restore`, counted from what it has returned."""
+    """Returns `steps_of`; after `restore`, counted from what it returned."""
     restored, before, *_ = _notes_of(model)
     steps = steps_of(model)
     return steps if restored is None else restored.step + steps - before
 
 
 def is_known_damaged(model: keras.Model, step: int) -> bool:
-    """Whether `restore` found the checkpoint of a step damaged."""
+    """Returns whether `restore` met a damaged checkpoint of a step."""
     return step in _notes_of(model).damaged
 
 
 def first_settings_of(model: keras.Model) -> Mapping[str, Any]:
-    """What an optimizer was told when its training began."""
+    """Returns what an optimizer was told when its training began."""
     notes = _notes_of(model)
     if not notes.settings:
         notes = notes._replace(settings=internals.optimizer_settings(model))
@@ -208,8 +213,8 @@ def first_settings_of(model: keras.Model) -> Mapping[str, Any]:
     return notes.settings or {}
 
 
-def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
-    """Assigns all values of a checkpoint that was found to be whole."""
+def _assign(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
+    """Assigns all values of a checkpoint, which is whole."""
     if not model.built:
         raise ValueError(
             "`model` must be built, to have variables. Received: "
@@ -229,10 +234,10 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
             f"Received: {names}, and {list(manifest.optimizer)} in {path}. "
             "Compile the model as it was for the training."
         )
-    found = _matched(writer.variable_records(groups), manifest, path)
+    indices = _indices(writer.variable_records(groups), manifest, path)
     _tell_settings(model, manifest, path)
     for group, variables in groups.items():
-        for i, variable in zip(found[group], map(writer.storage, variables)):
+        for i, variable in zip(indices[group], map(writer.storage, variables)):
             key = writer.key(group, i)
             read = functools.partial(_read, path, key, variable)
             if not placement.assign_rows(variable, read):
@@ -245,7 +250,7 @@ def _read(
     variable: tf.Variable,
     rows: slice | None = None,
 ) -> tf.Tensor:
-    """A value, or rows of it, on this host: others may not have the folder."""
+    """Reads a value, or rows of it, on this host, which has the folder."""
     part = ""
     if rows is not None:
         # As "10 4 2,3:-": of a shape (10, 4), 3 rows from row 2 on, whole.
@@ -268,8 +273,8 @@ def _read(
 def _build_optimizer(model: Any, names: list[str]) -> None:
     """Creates the slots; of a task of KerasHub, if these are its optimizers."""
     if hasattr(model, "build_optimizer"):
-        own = internals.with_inner(model.optimizer_to_be())
-        if [type(one).__name__ for one in own] == names:
+        planned = internals.with_inner(model.optimizer_to_be())
+        if [type(optimizer).__name__ for optimizer in planned] == names:
             model.compile_as_task()
         model.build_optimizer()
         return
@@ -278,62 +283,66 @@ def _build_optimizer(model: Any, names: list[str]) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _matched(
-    expected: dict[str, list[list[Any]]], manifest: Manifest, path: pathlib.Path
+def _indices(
+    records: dict[str, list[list[Any]]], manifest: Manifest, path: pathlib.Path
 ) -> dict[str, list[int]]:
-    """For each variable of a model the index of the one that was saved."""
-    found: dict[str, list[int]] = {}
-    # By model ("own") and checkpoint, and then by group.
-    names = {
-        where: {
-            group: [name for name, *_ in records[group]] for group in records
-        }
-        for where, records in (("own", expected), ("saved", manifest.variables))
+    """Returns the index of the saved variable for each of a model, by group."""
+    names = {g: [name for name, *_ in rows] for g, rows in records.items()}
+    saved_names = {
+        group: [name for name, *_ in rows]
+        for group, rows in manifest.variables.items()
     }
-    for group, own in expected.items():
+    indices: dict[str, list[int]] = {}
+    for group, rows in records.items():
         saved = manifest.variables.get(group, [])
         if group == "skipped":  # one of them may not have seen outliers
-            found[group] = [*range(min(len(own), len(saved)))]
+            indices[group] = [*range(min(len(rows), len(saved)))]
             continue
-        what = {"model": "layers", "optimizer": "an optimizer"}[group]
-        if len(own) != len(saved):
-            raise ValueError(
-                f"`model` must have {what} like those that were saved. "
-                f"Received: {len(own)} variables of the {group}, and "
-                f"{len(saved)} in {path}. Make, and compile, the model as it "
-                "was for the training."
+        what = "layers" if group == "model" else "an optimizer"
+        if len(rows) != len(saved):
+            raise _of_another_model(
+                what,
+                f"{len(rows)} variables of the {group}, and {len(saved)} in "
+                f"{path}",
             )
-        given = names["own"][group], names["saved"][group]
         try:
             if group == "model":
-                found[group], other = matched(*given)
+                indices[group], other = matched(
+                    names[group], saved_names[group]
+                )
                 _tell_names(other, path)
             else:
-                found[group] = matched_slots(
-                    *given,
-                    names["own"]["model"],
-                    names["saved"]["model"],
-                    found["model"],
+                indices[group] = matched_slots(
+                    names[group],
+                    saved_names[group],
+                    names["model"],
+                    saved_names["model"],
+                    indices["model"],
                 )
         except Mismatch as error:
-            raise ValueError(
-                f"`model` must have {what} like those that were saved. "
-                f"Received: '{error.own}', where {path} has '{error.saved}', "
-                "and others in other places, too. Make, and compile, the "
-                "model as it was for the training, with the same layers "
-                "frozen."
+            raise _of_another_model(
+                what,
+                f"'{error.name}', where {path} has '{error.saved}', and others "
+                "in other places, too",
             ) from None
         # Of the same place, and yet of another size.
-        for (name, *kind), i in zip(own, found[group]):
+        for (name, *kind), i in zip(rows, indices[group]):
             saved_name, *saved_kind = saved[i]
             if kind != saved_kind:
-                raise ValueError(
-                    f"`model` must have {what} like those that were saved. "
-                    f"Received: '{name}' of shape and dtype {kind}, where "
-                    f"{path} has '{saved_name}' of {saved_kind}. Make, and "
-                    "compile, the model as it was for the training."
+                raise _of_another_model(
+                    what,
+                    f"'{name}' of shape and dtype {kind}, where {path} has "
+                    f"'{saved_name}' of {saved_kind}",
                 )
-    return found
+    return indices
+
+
+def _of_another_model(what: str, received: str) -> ValueError:
+    return ValueError(
+        f"`model` must have {what} like those that were saved. Received: "
+        f"{received}. Make, and compile, the model as it was for the training, "
+        "with the same layers frozen."
+    )
 
 
 def _tell_names(pair: tuple[str, str] | None, path: pathlib.Path) -> None:
@@ -351,16 +360,15 @@ def _tell_settings(
     model: keras.Model, manifest: Manifest, path: pathlib.Path
 ) -> None:
     """Says what the optimizer is told otherwise than at first."""
-    own = internals.optimizer_settings(model)
     saved = manifest.settings
     differ = [
-        f"{name}={own[name]!r} (at first {saved[name]!r})"
-        for name in own
-        if name in saved and own[name] != saved[name]
+        f"{name}={value!r} (at first {saved[name]!r})"
+        for name, value in internals.optimizer_settings(model).items()
+        if name in saved and value != saved[name]
     ]
     if differ:
         warnings.warn(
-            "The optimizer should be that of the training. Received: "
+            "The optimizer should be as it was for the training. Received: "
             f"{', '.join(differ)}, and {path}. The learning rate is the saved "
             "one now, if it is no schedule: to change it, assign "
             "`model.optimizer.learning_rate` after this. All else is as "
@@ -378,86 +386,86 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Mismatch(Exception):
-    """What is not the same, in words: two names."""
+    """Two names that should be the same, the model's and the saved."""
 
-    def __init__(self, own: str, saved: str) -> None:
-        super().__init__(own, saved)
-        self.own = own
+    def __init__(self, name: str, saved: str) -> None:
+        super().__init__(name, saved)
+        self.name = name
         self.saved = saved
 
 
 def matched(
-    own: Sequence[str], saved: Sequence[str]
+    names: Sequence[str], saved: Sequence[str]
 ) -> tuple[list[int], tuple[str, str] | None]:
-    """For each of a model's names its index among as many saved names.
+    """Returns the index of each of a model's names among as many saved names.
 
-    And two names that differ, the model's and the saved, if they were found by
-    their order alone.
+    And two names that differ, the model's and the saved, if order alone tells
+    which is which.
 
     Raises:
         Mismatch: If layers have other places.
     """
-    mine, theirs = _without_model(own), _without_model(saved)
-    found = _by_key(*map(_counted, _renumbered(mine, theirs)))
-    if found is not None:
-        return found, None
-    in_order = [*range(len(own))]
+    mine, theirs = _without_model(names), _without_model(saved)
+    indices = _by_key(*map(_counted, _renumbered(mine, theirs)))
+    if indices is not None:
+        return indices, None
+    in_order = [*range(len(names))]
     places = {name: i for i, name in enumerate(theirs)}
     for i, name in enumerate(mine):
         is_given = not any(map(_NUMBERED.fullmatch, name.split("/")))
         if is_given and places.get(name, i) != i and _SEED not in name:
-            raise Mismatch(own[i], saved[i])
-    pairs = zip(own, saved, mine, theirs)
+            raise Mismatch(names[i], saved[i])
+    pairs = zip(names, saved, mine, theirs)
     return in_order, next((a, b) for a, b, c, d in pairs if c != d)
 
 
 def matched_slots(
-    own: Sequence[str],
+    names: Sequence[str],
     saved: Sequence[str],
-    own_weights: Sequence[str],
+    weights: Sequence[str],
     saved_weights: Sequence[str],
-    weights: Sequence[int],
+    indices: Sequence[int],
 ) -> list[int]:
-    """For each name in the model's optimizer its index among those saved.
+    """Returns the index of each name in an optimizer among those saved.
 
-    `weights` is what `matched` found for the variables of layers, of which the
-    names are `own_weights` and `saved_weights`.
+    `indices` are what `matched` returned for the names of weights.
 
     Raises:
         Mismatch: If it is kept for other weights.
     """
     # (Index of the weight among those saved, what the slot is of it).
     mine = [
-        (None if place is None else weights[place], kind)
-        for place, kind in _slots(own, own_weights)
+        (None if place is None else indices[place], kind)
+        for place, kind in _slots(names, weights)
     ]
     theirs = _slots(saved, saved_weights)
-    if (found := _by_key(_counted(mine), _counted(theirs))) is not None:
-        return found
+    by_key = _by_key(_counted(mine), _counted(theirs))
+    if by_key is not None:
+        return by_key
     for i, key in enumerate(mine):
         if key[0] is not None and key not in theirs:
-            raise Mismatch(own[i], saved[i])
-    return [*range(len(own))]  # of an optimizer with names of its own
+            raise Mismatch(names[i], saved[i])
+    return [*range(len(names))]  # of an optimizer that names otherwise
 
 
-def _by_key(own: Sequence[_Key], saved: Sequence[_Key]) -> list[int] | None:
-    """For each its index, if both have the same."""
+def _by_key(keys: Sequence[_Key], saved: Sequence[_Key]) -> list[int] | None:
+    """Returns the index of each key among those saved, if both are the same."""
     places = {key: i for i, key in enumerate(saved)}
-    return [places[k] for k in own] if places.keys() == {*own} else None
+    return [places[k] for k in keys] if places.keys() == {*keys} else None
 
 
 def _counted(keys: Iterable[_Key]) -> list[tuple[_Key, int]]:
-    """Keys that differ: with how many equal ones come before each."""
+    """Returns keys with how many equal ones come before each."""
     seen: collections.Counter[_Key] = collections.Counter()
-    found = []
+    counted = []
     for key in keys:
-        found.append((key, seen[key]))
+        counted.append((key, seen[key]))
         seen[key] += 1
-    return found
+    return counted
 
 
 def _without_model(names: Sequence[str]) -> list[str]:
-    """Names in a model, without its own name and those of models around it."""
+    """Returns names in a model, without the names of it and models around."""
     parts = [name.split("/") for name in names]
     inside = [p for p in parts if p[-1] != _SEED]
     while inside and all(len(p) > 2 and p[0] == inside[0][0] for p in inside):
@@ -467,33 +475,30 @@ def _without_model(names: Sequence[str]) -> list[str]:
 
 
 def _renumbered(*lists: Sequence[str]) -> list[list[str]]:
-    """Names with numbers of their own, where the given ones differ.
-
-    These count from 0, in the order in which they come.
-    """
+    """Returns names that count from 0 where the lists have other numbers."""
     # dense_3, dense_7 -> dense#0, dense#1; the same numbers in all stay.
     by_stem = [_numbers(names) for names in lists]
 
-    def renumbered(part: str, own: dict[str, dict[str, int]]) -> str:
+    def renumbered(part: str, numbers: dict[str, dict[str, int]]) -> str:
         stem = _stem(part)
         if len({frozenset(other.get(stem, ())) for other in by_stem}) == 1:
             return part
-        return f"{stem}#{own[stem][part]}"
+        return f"{stem}#{numbers[stem][part]}"
 
     return [
-        ["/".join(renumbered(p, own) for p in n.split("/")) for n in names]
-        for names, own in zip(lists, by_stem)
+        ["/".join(renumbered(p, numbers) for p in n.split("/")) for n in names]
+        for names, numbers in zip(lists, by_stem)
     ]
 
 
 def _numbers(names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """By a stem, by a part of a name, how many of its stem come before it."""
-    found: dict[str, dict[str, int]] = {}
+    """Counts, by stem and part of a name, those of the stem before it."""
+    numbers: dict[str, dict[str, int]] = {}
     for name in names:
         for part in name.split("/"):
-            same = found.setdefault(_stem(part), {})
+            same = numbers.setdefault(_stem(part), {})
             same.setdefault(part, len(same))
-    return found
+    return numbers
 
 
 def _stem(part: str) -> str:
@@ -504,19 +509,19 @@ def _stem(part: str) -> str:
 def _slots(
     names: Sequence[str], weights: Sequence[str]
 ) -> list[tuple[int | None, str]]:
-    """Of each slot the index of its weight, or None, and what it is of it."""
+    """Returns the index of each slot's weight, or None, and the rest."""
     # The longest first, as one name may begin with another.
     starts = sorted(
         ((f"{w.replace('/', '_')}_", i) for i, w in enumerate(weights)),
-        key=lambda one: -len(one[0]),
+        key=lambda start: -len(start[0]),
     )
-    found: list[tuple[int | None, str]] = []
+    slots: list[tuple[int | None, str]] = []
     for name in names:
         rest = name.partition("/")[2] or name
         for start, i in starts:
             if rest.startswith(start):
-                found.append((i, rest[len(start) :]))
+                slots.append((i, rest[len(start) :]))
                 break
         else:
-            found.append((None, rest))
-    return found
+            slots.append((None, rest))
+    return slots

@@ -1,4 +1,4 @@
-"""Writes checkpoints while the training goes on, and which variables they have.
+"""Writes checkpoints while the training goes on.
 
     step 100      values are copied to the CPUs of the hosts that have them
     step 101 ...  meanwhile a thread has each host write its shard:
@@ -22,8 +22,13 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.checkpoints import folder as manifest_lib
-from tfgpipe.checkpoints.folder import Folder, Manifest, Position
+from tfgpipe.checkpoints.folder import (
+    Folder,
+    Manifest,
+    Position,
+    file_record,
+    remove,
+)
 from tfgpipe.devices import names
 
 VALUES = "values"
@@ -109,7 +114,7 @@ class Writer:
         #     training   step 7 | copy | step 8 | step 9 | ...
         #     thread                   | write ...... |
         self._thread = _Thread(
-            target=self._run, args=(shards, manifest), daemon=True
+            target=self._write, args=(shards, manifest), daemon=True
         )
         self._thread.start()
 
@@ -137,40 +142,34 @@ class Writer:
             "room, or choose another folder, and go on."
         ) from error
 
-    def _run(
-        self, shards: dict[str, dict[str, tf.Tensor]], manifest: Manifest
-    ) -> None:
-        try:
-            self._write(shards, manifest)
-        except Exception as error:  # told by `check`
-            self._error = error
-
     def _write(
         self, shards: dict[str, dict[str, tf.Tensor]], manifest: Manifest
     ) -> None:
-        step = manifest.position.step
-        # It gets its name when all of it is there: a kill leaves no half one.
-        unfinished = self._folder.begin(step)
+        step, unfinished = manifest.position.step, None
         try:
+            # It gets its name when all of it is there: a kill leaves no half.
+            unfinished = self._folder.begin(step)
             _write_values(unfinished, shards)
             shards.clear()  # lets the copies go
             files = {
-                path.name: manifest_lib.file_record(path)
+                path.name: file_record(path)
                 for path in sorted(unfinished.iterdir())
             }
             manifest._replace(files=files).write(unfinished)
             self._folder.finish(unfinished, step)
-        except BaseException:  # a part of one would keep a full disk full
+            self._folder.keep(self._keep, self._mode, self._best, step)
+        except Exception as error:
+            self._error = error  # told by `check`
+            # A part of one would keep a full disk full.
             with contextlib.suppress(OSError):
-                manifest_lib.remove(unfinished)
-            raise
-        self._folder.keep(self._keep, self._mode, self._best, step)
+                if unfinished is not None and unfinished.exists():
+                    remove(unfinished)
 
 
 def _copied(
     groups: dict[str, list[Any]], shared: bool
 ) -> dict[str, dict[str, tf.Tensor]]:
-    """For each host, the values that it writes, by their keys.
+    """Copies values: for each host, those that it writes, by their keys.
 
     On a CPU that is no copy, until a variable gets another value.
     """
@@ -213,7 +212,7 @@ def _write_values(
 
 
 def contents(model: keras.Model) -> dict[str, list[Any]]:
-    """The variables of a training, by groups, each in an order of its own.
+    """Returns the variables of a training, by groups.
 
     The order is that of the layers, wherever they are: the same for a `GPipe`
     of any cells and replicas, and for a plain Keras model of the same layers.
@@ -234,7 +233,7 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
 
 
 def storage(variable: Any) -> tf.Variable:
-    """What holds a variable's value."""
+    """Returns what holds a variable's value."""
     is_keras = isinstance(variable, keras.Variable)
     return variable.value if is_keras else variable
 
@@ -242,7 +241,7 @@ def storage(variable: Any) -> tf.Variable:
 def variable_records(
     groups: dict[str, list[Any]],
 ) -> dict[str, list[list[Any]]]:
-    """For each variable its name, shape and dtype, as JSON can hold them."""
+    """Returns the name, shape and dtype of each variable, for JSON."""
     return {
         group: [
             [
@@ -257,5 +256,5 @@ def variable_records(
 
 
 def key(group: str, index: int) -> str:
-    """What the values of a variable are called in the files."""
+    """Returns what the values of a variable are called in the files."""
     return f"{group}/{index}"

@@ -334,14 +334,14 @@ def test_folder_is_free_when_a_training_has_ended_however(tmp_path):
 def test_damaged_step_is_passed_again(tmp_path):
     trained([Checkpoint(tmp_path, keep=1, every=6)])
     trained([Checkpoint(tmp_path / "b", keep=9)])
-    path = Folder(tmp_path / "b").of(12) / "values.index"
+    path = Folder(tmp_path / "b").path_of(12) / "values.index"
     path.write_bytes(b"")
     model = trained([], epochs=0)
     with pytest.warns(UserWarning, match="Left as it is"):
         found = tfgpipe.restore(model, tmp_path / "b")
     save = Checkpoint(tmp_path / "b", every=2, keep=1)
     trained([save], model=model, initial_epoch=found.epoch)
-    assert Folder(tmp_path / "b").of(12).name == "step-0000000012.1"
+    assert Folder(tmp_path / "b").path_of(12).name == "step-0000000012.1"
     assert tfgpipe.restore(model, tmp_path / "b").step == 12
 
 

@@ -1,9 +1,12 @@
+"""Folders of checkpoints, and what each says of itself."""
+
 import os
 
 import pytest
 
 from tfgpipe.checkpoints import Folder, Position
-from tfgpipe.checkpoints.folder import Manifest
+from tfgpipe.checkpoints import folder as folder_lib
+from tfgpipe.checkpoints.folder import Damaged, Manifest
 
 
 def add(folder, step, value=None):
@@ -51,8 +54,9 @@ def test_steps_are_those_with_a_name(tmp_path):
 def test_what_was_left_unfinished_is_cleared(tmp_path):
     folder = made(tmp_path, [None])
     (folder.begin(7) / "values").write_text("some")
+    (folder.path / ".unfinished-x").write_text("")
     Folder(folder.path).take()
-    assert names_in(folder) == [folder.of(0).name]
+    assert names_in(folder) == [folder.path_of(0).name]
 
 
 def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
@@ -60,40 +64,14 @@ def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
     add(folder, 0, 2.0)
     assert folder.steps() == [0]
     assert folder.best("min", "loss") == 2.0
-    assert folder.of(0).name == "step-0000000000.1"
+    assert folder.path_of(0).name == "step-0000000000.1"
     add(folder, 0, 3.0)
     assert names_in(folder) == ["step-0000000000.2"]
-
-
-def test_one_of_the_same_step_is_there_until_the_next_is(tmp_path, monkeypatch):
-    folder = made(tmp_path, [1.0])
-    monkeypatch.setattr(Folder, "_delete", lambda self, path: None)
-    add(folder, 0, 2.0)
-    names = {"step-0000000000", "step-0000000000.1"}
-    assert set(names_in(folder)) == names
-    assert folder.best("min", "loss") == 2.0
-    monkeypatch.undo()
-    add(folder, 0, 3.0)
-    assert names_in(folder) == ["step-0000000000.2"]
-
-
-def test_other_numbers_do_not_compete(tmp_path):
-    folder = made(tmp_path, [1.0, 2.0, 3.0])
-    assert folder.best("min", "accuracy") is None
-    folder.keep(1, "min", "accuracy", 2)
-    assert folder.steps() == [2]
 
 
 def test_address_is_refused():
     with pytest.raises(ValueError, match="folder='gs://bucket/run'"):
         Folder("gs://bucket/run")
-
-
-def test_file_that_was_left_is_cleared(tmp_path):
-    folder = made(tmp_path, [None])
-    (folder.path / ".unfinished-x").write_text("")
-    folder.take()
-    assert names_in(folder) == [folder.of(0).name]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +95,7 @@ def test_last_ones_and_the_best_are_kept(tmp_path, values, mode, left, best):
 
 def test_damaged_ones_are_left(tmp_path):
     folder = made(tmp_path, [None] * 4)
-    (folder.of(0) / "manifest.json").write_text("{}")
+    (folder.path_of(0) / "manifest.json").write_text("{}")
     folder.keep(1, "min", None, 3)
     assert folder.steps() == [0, 3]
 
@@ -132,3 +110,67 @@ def test_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"Received: folder=.*file/checkpoints"):
         made(tmp_path / "file")
+
+
+# ------------------------------------------------------------------ manifests
+def written(folder, **changed):
+    (folder / "values").write_bytes(b"some values")
+    content = {
+        "position": Position(7, 1, 2),
+        "variables": {"model": [["a/kernel", [2, 3], "float32"]]},
+        "files": {"values": folder_lib.file_record(folder / "values")},
+        "monitored": {"name": "val_loss", "value": 0.1},
+        "optimizer": ["Adam"],
+        "versions": {"keras": "3"},
+    }
+    found = Manifest(**{**content, **changed})
+    found.write(folder)
+    return found
+
+
+def test_manifest_is_read_as_it_was_written(tmp_path):
+    expected = written(tmp_path)
+    found = folder_lib.read_manifest(tmp_path)
+    assert found == expected
+    folder_lib.check_files(tmp_path, found)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda text: text[:-20], "cannot be read"),
+        (lambda text: "", "cannot be read"),
+        (lambda text: "[1, 2]", "cannot be read"),
+        (lambda text: text.replace('"step": 7', '"step": 8'), "not as it was"),
+        (lambda text: text.replace("kernel", "kernfl"), "not as it was"),
+    ],
+)
+def test_damaged_manifest_is_told(tmp_path, damage, reason):
+    written(tmp_path)
+    path = tmp_path / folder_lib.NAME
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(Damaged, match=reason):
+        folder_lib.read_manifest(tmp_path)
+
+
+def test_manifest_of_another_format_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lib, "FORMAT", 2)
+    written(tmp_path)
+    monkeypatch.setattr(folder_lib, "FORMAT", 1)
+    with pytest.raises(Damaged, match="newer version"):
+        folder_lib.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.unlink(), "values is missing"),
+        (lambda path: path.write_bytes(b"some"), "has 4 bytes instead of 11"),
+        (lambda path: path.write_bytes(b"some valuet"), "not as it was writt"),
+    ],
+)
+def test_damaged_file_is_told(tmp_path, damage, reason):
+    found = written(tmp_path)
+    damage(tmp_path / "values")
+    with pytest.raises(Damaged, match=reason):
+        folder_lib.check_files(tmp_path, found)
