@@ -1,4 +1,4 @@
-"""What the user gives, checked: counts, numbers, choices, paths.
+"""Checks of what the user gives: counts, numbers, choices, paths.
 
 What Python takes for an index is an integer, NumPy's among them; a boolean, a
 float and a text are none. Pure Python: nothing here knows TensorFlow.
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def as_integer(value: Any) -> int | None:
-    """The value as an integer of Python's, or None if it is no integer."""
+    """Returns the value as an integer of Python's, or None if it is none."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except (TypeError, AttributeError):  # the latter of tensors of floats
@@ -25,13 +25,13 @@ def as_integer(value: Any) -> int | None:
 
 
 def as_count(value: Any) -> int | None:
-    """The value as an integer of Python's, or None if it is no count."""
-    found = as_integer(value)
-    return None if found is None or found < 1 else found
+    """Returns the value as an integer of Python's; None if it is no count."""
+    number = as_integer(value)
+    return None if number is None or number < 1 else number
 
 
 def count_problem(name: str, value: Any) -> str:
-    """What is wrong with an argument that is no count."""
+    """Says what is wrong with an argument that is no count."""
     return (
         f"`{name}` must be an integer of at least 1. "
         f"Received: {name}={value!r}."
@@ -39,7 +39,7 @@ def count_problem(name: str, value: Any) -> str:
 
 
 def checked_counts(**counts: Any) -> list[int]:
-    """Arguments as integers of Python's.
+    """Returns arguments as integers of Python's.
 
     Raises:
         ValueError: With all that are no counts.
@@ -49,12 +49,11 @@ def checked_counts(**counts: Any) -> list[int]:
     >>> checked_counts(num_replicas=2, num_partitions=1)
     [2, 1]
     """
-    found = {name: as_count(value) for name, value in counts.items()}
-    bad = [name for name, count in found.items() if count is None]
+    bad = [name for name, value in counts.items() if as_count(value) is None]
     if bad:
         problems = [count_problem(name, counts[name]) for name in bad]
         raise ValueError("\n".join(problems))
-    return [count for count in found.values() if count is not None]
+    return [operator.index(value) for value in counts.values()]
 
 
 def checked_shape(
@@ -63,7 +62,7 @@ def checked_shape(
     num_chunks: int,
     wanted: int | None = 1,
 ) -> list[int]:
-    """The counts D, M and V, checked.
+    """Checks the counts D, M and V, and returns them.
 
     Args:
         num_devices: D.
@@ -71,7 +70,7 @@ def checked_shape(
         num_chunks: V.
         wanted: What V must be; None for any.
     """
-    found = checked_counts(
+    counts = checked_counts(
         num_devices=num_devices,
         num_micro_batches=num_micro_batches,
         num_chunks=num_chunks,
@@ -83,17 +82,17 @@ def checked_shape(
             f"every device. Received: num_chunks={num_chunks}. Use "
             "'interleaved' for any number of cells a device."
         )
-    return found
+    return counts
 
 
 def check_names(
-    given: Mapping[str, Any], known: Iterable[str], meant: Mapping[str, str]
+    arguments: Mapping[str, Any], known: Iterable[str], meant: Mapping[str, str]
 ) -> None:
     """Refuses arguments that there are not, and names the one that is meant.
 
     Args:
-        given: Arguments by name.
-        known: Names of those that there are.
+        arguments: By name.
+        known: Names of all that there are.
         meant: What some are called elsewhere, with the name that they have.
 
     Raises:
@@ -104,7 +103,7 @@ def check_names(
     >>> check_names({"keep": 3}, ["keep", "every"], {"period": "every"})
     """
     known = list(known)
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in known:
             continue
         close = difflib.get_close_matches(name, known, 1)
@@ -117,7 +116,7 @@ def check_names(
 
 
 def checked_choice(name: str, value: Any, choices: Iterable[str]) -> str:
-    """One of these texts, or a `ValueError` that names them all.
+    """Returns one of these texts, or raises a `ValueError` that names them.
 
     Example:
 
@@ -132,7 +131,7 @@ def checked_choice(name: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def checked_bool(name: str, value: Any) -> bool:
-    """True or False, or a `ValueError`."""
+    """Returns True or False, or raises a `ValueError`."""
     # NumPy's booleans are no `bool`, and this module does not import it.
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
@@ -142,7 +141,7 @@ def checked_bool(name: str, value: Any) -> bool:
 
 
 def is_amount(value: Any) -> bool:
-    """Whether a value is a number from 0 that a float can be."""
+    """Returns whether a value is a number from 0 that a float can be."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -152,7 +151,7 @@ def is_amount(value: Any) -> bool:
 
 
 def checked_amount(name: str, value: Any, what: str) -> float:
-    """A finite number from 0, or a `ValueError` that says what of.
+    """Returns a finite number from 0, or raises a `ValueError`.
 
     Example:
 
@@ -168,7 +167,7 @@ def checked_amount(name: str, value: Any, what: str) -> float:
 
 
 def checked_positive(name: str, value: Any, what: str) -> float:
-    """A finite number above 0, or a `ValueError` that says what of.
+    """Returns a finite number above 0, or raises a `ValueError`.
 
     Example:
 
@@ -184,7 +183,7 @@ def checked_positive(name: str, value: Any, what: str) -> float:
 
 
 def checked_path(name: str, value: Any) -> pathlib.Path:
-    """A path of a file or a folder, or a `ValueError`."""
+    """Returns the path of a file or a folder, or raises a `ValueError`."""
     try:
         text = os.fspath(value)
     except TypeError:
@@ -198,7 +197,7 @@ def checked_path(name: str, value: Any) -> pathlib.Path:
 
 
 def checked_sink(name: str, value: Any) -> Callable[[str], object]:
-    """What takes sentences: a function, or None for one that drops them."""
+    """Returns a function of sentences; for None one that drops them."""
     if value is None:
         return lambda sentence: None
     if callable(value):

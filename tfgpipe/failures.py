@@ -112,9 +112,9 @@ class _Origins:
         self._graphs = list(graphs)
         self._told: set[str] = set()
 
-    def __call__(self, found: re.Match[str]) -> str:
-        """What replaces TensorFlow's words; they stay if it is not known."""
-        name = found[1]
+    def __call__(self, words: re.Match[str]) -> str:
+        """Returns what replaces TensorFlow's words; they if it is unknown."""
+        name = words[1]
         if name in self._told:
             return ""
         for graph in self._graphs:
@@ -126,9 +126,9 @@ class _Origins:
             lines = traceback.format_list(
                 [f for f in frames if not f.filename.startswith(_INNER)]
             )
-            head, _, _ = found[0].partition("<")
+            head, _, _ = words[0].partition("<")
             return head + "".join(lines)
-        return found[0]
+        return words[0]
 
 
 def traced(
@@ -137,7 +137,7 @@ def traced(
     options: dict[str, Any],
     stays: bool,
 ) -> Any:
-    """A concrete function, whose caller gets its errors if it runs in turn.
+    """Traces a function, whose caller gets its errors if it runs in turn.
 
     Args:
         function: What it does.
@@ -146,14 +146,14 @@ def traced(
         stays: Whether it runs where it is called, see `stays_where_called`.
     """
     check_interruption()
-    found = tf.function(function, **options)
+    traced_later = tf.function(function, **options)
     if _in_turn.get() and stays:
-        internals.share_rendezvous(found)
-    return found.get_concrete_function(*specs)
+        internals.share_rendezvous(traced_later)
+    return traced_later.get_concrete_function(*specs)
 
 
 def stays_where_called(specs: Sequence[Any], definition: Any) -> bool:
-    """Whether all operations of a function run where it is called.
+    """Returns whether all operations of a function run where it is called.
 
     On another host, some would wait for tensors for ever.
 
@@ -179,7 +179,7 @@ def out_of_turn() -> contextlib.AbstractContextManager[None]:
 def one_step(function: Callable) -> Callable:
     """Runs a mini-batch; in turn, if no other one runs at the same time.
 
-    Steps of one graph, or those of a loop, may not wait for each other.
+    Steps of one graph, or of a loop, may not wait for each other.
     """
 
     @functools.wraps(function)
@@ -217,9 +217,9 @@ def _name_layer(error: tf.errors.OpError, cells: Iterable[Any]) -> None:
 
     Equal cells run operations of one name.
     """
-    found = _LAYER.findall(error.message)
-    if found:
-        k, i = map(int, found[-1])  # the innermost
+    layers = _LAYER.findall(error.message)
+    if layers:
+        k, i = map(int, layers[-1])  # the innermost
         places = [name for cell in cells for name in cell.named_as(k, i)]
         add_note(error, f"In {', or its equal '.join(places)}.")
 
@@ -245,7 +245,7 @@ def interrupt_next_trace(
 
     Args:
         is_asked: Whether it shall end; called often.
-        then: Called in its place. It must raise an exception.
+        then: Called instead. It must raise an exception.
     """
     _offers[:] = [_Offer(is_asked, then)]
 
@@ -265,7 +265,7 @@ def check_interruption(in_trial: bool = False) -> None:
 
 
 def interruptible(function: Callable) -> Callable:
-    """A training step that may be ended, see `interrupt_next_trace`."""
+    """Lets a training step be ended, see `interrupt_next_trace`."""
 
     @functools.wraps(function)
     def ending(*args: Any) -> Any:

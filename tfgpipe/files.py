@@ -1,4 +1,4 @@
-"""Files: written whole or not at all; errors name those of models.
+"""Files that are written whole or not at all; errors name files of models.
 
 Folders: locked by one process at a time.
 
@@ -168,7 +168,7 @@ def _members(path: Any) -> set[str]:
 
 def _damaged(path: Any, reason: str) -> DamagedFileError:
     return DamagedFileError(
-        "The path must be that of a whole file, as Keras writes it. Received: "
+        "The path must lead to a whole file, as Keras writes it. Received: "
         f"{str(path)!r}, which is damaged. {reason} It may have been cut off "
         "while it was written or copied: copy it again, or take an earlier one."
     )

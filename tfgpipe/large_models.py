@@ -9,7 +9,7 @@ creates it on the device of its cell:
 
 Initializers have drawn their seeds when they were made, so that the values are
 those that Keras gives. Keras's symbolic calls, by which functional models are
-made and shapes are found, may read a variable that waits; nobody else.
+made and shapes are told, may read a variable that waits; nobody else.
 
 KerasHub makes a backbone, loads its weights, and makes the task around it. A
 pipeline cannot be cut before the task is there. So `load_preset` runs
@@ -151,7 +151,7 @@ def load_preset(
     checked_path("preset", preset)
     preset = os.fspath(preset)
     known = inspect.signature(GPipe.__init__).parameters
-    own = {name: kwargs.pop(name) for name in [*kwargs] if name in known}
+    arguments = {n: kwargs.pop(n) for n in [*kwargs] if n in known}
     for name in kwargs:  # KerasHub may take any without a word
         if difflib.get_close_matches(name, known, 1, 0.8):
             check_names({name: kwargs[name]}, [*known][2:-1], {})
@@ -174,7 +174,7 @@ def load_preset(
     for n in read:
         if n is not None:
             internals.start_with_zeros(made[n])
-    pipeline = GPipe(model, num_partitions, num_micro_batches, **own)
+    pipeline = GPipe(model, num_partitions, num_micro_batches, **arguments)
 
     failed: list[Exception] = []
 
@@ -201,7 +201,7 @@ def load_preset(
 
 
 def _class_of(task: Any) -> Any:
-    """A class of KerasHub that can be loaded, by itself or by its name."""
+    """Returns a class of KerasHub that can be loaded, by itself or by name."""
     try:
         from keras_hub import models
     except ImportError as error:
@@ -209,14 +209,14 @@ def _class_of(task: Any) -> Any:
             "`tfgpipe.load_preset` needs KerasHub. Received: no module "
             "`keras_hub`. Install it: `pip install keras-hub`."
         ) from error
-    found = getattr(models, task, None) if isinstance(task, str) else task
-    if isinstance(found, type) and hasattr(found, "from_preset"):
-        return found
+    cls = getattr(models, task, None) if isinstance(task, str) else task
+    if isinstance(cls, type) and hasattr(cls, "from_preset"):
+        return cls
     close = difflib.get_close_matches(str(task), dir(models), 1)
-    cure = f"`{close[0]}` is one." if close else "`CausalLM` is one."
     raise ValueError(
         "`task` must be a class of `keras_hub.models` that has `from_preset`, "
-        f"or its name. Received: task={task!r}. {cure}"
+        f"or its name. Received: task={task!r}. `{(close or ['CausalLM'])[0]}` "
+        "is one."
     )
 
 
@@ -265,15 +265,11 @@ def _explained(cls: Any, preset: str) -> Iterator[None]:
 
 
 def _damaged(folder: str) -> str:
-    """Which of the files are not whole, which HDF5 does not say."""
-    paths = sorted(glob.glob(os.path.join(folder, "*.h5")))
-    found = [path for path in paths if not _is_whole(path)]
-    return f"Damaged: {', '.join(found)}. " if found else ""
-
-
-def _is_whole(path: str) -> bool:
-    try:
-        with h5py.File(path):
-            return True
-    except OSError:
-        return False
+    """Says which of the files are not whole, which HDF5 does not."""
+    damaged = []
+    for path in sorted(glob.glob(os.path.join(folder, "*.h5"))):
+        try:
+            h5py.File(path).close()
+        except OSError:
+            damaged.append(path)
+    return f"Damaged: {', '.join(damaged)}. " if damaged else ""

@@ -20,7 +20,7 @@ __all__ = ["Event", "measure", "simulated"]
 
 
 def simulated(program: Program, duration: Callable[[Op], float]) -> list[Event]:
-    """What a step would be if operations took only their own time.
+    """Simulates a step whose operations take only their durations.
 
     Args:
         program: What runs.
@@ -122,17 +122,17 @@ def measure(
 
 # -------------------------------------------------------- what follows from it
 def scheduled(events: Sequence[Event]) -> list[Event]:
-    """The events of a schedule's tasks."""
+    """Returns the events of a schedule's tasks."""
     return [event for event in events if event.task.kind != "update"]
 
 
 def length(events: Sequence[Event]) -> float:
-    """Seconds until the last task has ended."""
+    """Returns the seconds until the last task has ended."""
     return max(event.end for event in scheduled(events))
 
 
 def idle_shares(events: Sequence[Event]) -> list[float]:
-    """The share of the length in which each device runs no task."""
+    """Returns the share of the length in which each device runs no task."""
     idle = [1.0] * (1 + max(event.device for event in events))
     total = length(events)
     for _, device, start, end in scheduled(events):
@@ -141,12 +141,12 @@ def idle_shares(events: Sequence[Event]) -> list[float]:
 
 
 def bubble(events: Sequence[Event]) -> float:
-    """The share of the length in which devices run no task."""
+    """Returns the share of the length in which devices run no task."""
     return statistics.fmean(idle_shares(events))
 
 
 def program_of(events: Sequence[Event]) -> Program:
-    """The order in which the devices ran their operations."""
+    """Returns the program that the devices ran."""
     in_order = sorted(scheduled(events), key=lambda e: (e.start, e.end))
     device_of = {event.task: event.device for event in in_order}
     ops = [Op(*task, device_of[task]) for task in merged(device_of)]
@@ -154,25 +154,25 @@ def program_of(events: Sequence[Event]) -> Program:
 
 
 def without_waiting(events: Sequence[Event]) -> list[Event]:
-    """When the tasks would run, in their order, if they alone took time."""
+    """Returns when tasks would run, in their order, if they alone took time."""
     seconds = {event.task: event.end - event.start for event in events}
     return simulated(program_of(events), lambda op: seconds[op.task])
 
 
 def mean_time(events: Sequence[Event]) -> float:
-    """The mean duration of a task."""
+    """Returns the mean duration of a task."""
     return statistics.fmean(e.end - e.start for e in scheduled(events))
 
 
 def forward_time(events: Sequence[Event]) -> float:
-    """The median duration of a forward task."""
+    """Returns the median duration of a forward task."""
     return statistics.median(
         end - start for task, _, start, end in events if task.kind == "forward"
     )
 
 
 def places(events: Sequence[Event]) -> dict[int, int]:
-    """The place of each cell among those of its device, from 0."""
+    """Returns the place of each cell among the cells of its device, from 0."""
     cells: dict[int, set[int]] = {}
     for task, device, _, _ in scheduled(events):
         cells.setdefault(device, set()).add(task.cell)
@@ -186,16 +186,16 @@ def places(events: Sequence[Event]) -> dict[int, int]:
 def cell_seconds(
     events: Sequence[Event], numbers: Sequence[int] | None = None
 ) -> list[float]:
-    """How long the tasks of each cell take together, over all replicas.
+    """Returns how long the tasks of each cell take, over all replicas.
 
     There is at least one event. `numbers` are the cells of the model of which
     the cells of tasks are parts; None for the same.
     """
-    found = scheduled(events)
+    tasks = scheduled(events)
     if numbers is None:
-        numbers = range(1 + max(event.task.cell for event in found))
+        numbers = range(1 + max(event.task.cell for event in tasks))
     seconds = [0.0] * (1 + max(numbers))
-    for task, _, start, end in found:
+    for task, _, start, end in tasks:
         seconds[numbers[task.cell]] += end - start
     return seconds
 
@@ -203,9 +203,9 @@ def cell_seconds(
 def summary(
     events: Sequence[Event], numbers: Sequence[int] | None = None
 ) -> dict[str, float]:
-    """What `callbacks.PipelineMonitor` tells of a step, by name.
+    """Returns what `callbacks.PipelineMonitor` tells of a step, by name.
 
-    The arguments are those of `cell_seconds`.
+    The arguments are as of `cell_seconds`.
     """
     idle = idle_shares(events)
     busiest = min(range(len(idle)), key=idle.__getitem__)
@@ -223,12 +223,12 @@ def summary(
 
 
 def name(kind: str) -> str:
-    """A kind of task, in words."""
+    """Returns a kind of task, in words."""
     return kind.replace("_", " ")
 
 
 def seconds(value: float) -> str:
-    """A time with its unit, as a text.
+    """Returns a time with its unit, as a text.
 
     Example:
 

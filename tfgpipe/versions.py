@@ -1,4 +1,4 @@
-"""The version of the library, and those of TensorFlow and Keras it works with.
+"""The version of the library; versions of TensorFlow and Keras that it takes.
 
 It uses private names of both, all in `internals`, each with a test, and
 `make test-versions` runs the tests at the corners of these ranges. An older
@@ -62,11 +62,12 @@ def check() -> None:
         ImportError: If one is missing or too old.
     """
     # Keras needs TensorFlow, and would say less of what is missing.
-    found = {
-        supported: imported(module, supported).__version__
-        for module, supported in (("tensorflow", TENSORFLOW), ("keras", KERAS))
-    }
-    check_versions(found)
+    check_versions(
+        {
+            TENSORFLOW: imported("tensorflow", TENSORFLOW).__version__,
+            KERAS: imported("keras", KERAS).__version__,
+        }
+    )
 
 
 def imported(module: str, supported: Range) -> Any:
@@ -87,18 +88,18 @@ def imported(module: str, supported: Range) -> Any:
         ) from error
 
 
-def check_versions(found: dict[Range, str]) -> None:
+def check_versions(installed: dict[Range, str]) -> None:
     """Refuses versions that are too old, and warns of those that are too new.
 
     Args:
-        found: The version of each package, such as "2.21.0", or
+        installed: The version of each package, such as "2.21.0", or
             "2.22.0-dev20260102".
 
     Raises:
         ImportError: If one is too old.
     """
     newer = []
-    for supported, version in found.items():
+    for supported, version in installed.items():
         numbers = first_two(version)
         if numbers is None or numbers > supported.newest:
             newer.append(f"{supported.name} {version}")
@@ -109,9 +110,10 @@ def check_versions(found: dict[Range, str]) -> None:
             )
     if newer:
         warnings.warn(
-            f"tfgpipe has been tested with {' and '.join(map(str, found))}. "
-            f"Received: {' and '.join(newer)}. If something fails that did "
-            "not before, install a version that was tested.",
+            "tfgpipe has been tested with "
+            f"{' and '.join(map(str, installed))}. Received: "
+            f"{' and '.join(newer)}. If something fails that did not before, "
+            "install a version that was tested.",
             stacklevel=4,  # where tfgpipe is imported
         )
 

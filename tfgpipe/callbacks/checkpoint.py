@@ -6,10 +6,12 @@ import contextlib
 import inspect
 import math
 import os
+import pathlib
 import signal
 import threading
 import warnings
 import weakref
+from types import FrameType
 from typing import Any
 
 import keras
@@ -48,8 +50,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     Put it after callbacks that end a training, such as
     `keras.callbacks.EarlyStopping`: it saves at the end of the last epoch, when
-    the weights are still those of the training, not its best or its averaged
-    ones.
+    the weights are as training left them, not the best or the averaged ones.
 
     Args:
         folder: For this training, and this callback, alone. Made if need be,
@@ -146,7 +147,7 @@ class Checkpoint(keras.callbacks.Callback):
         )
         self._resumed = resumed
         self._signals = Signals(self) if on_signal else None
-        self._thread = threading.current_thread()  # that of the last `fit`
+        self._thread = threading.current_thread()  # of the last `fit`
         self._step = self._epoch = self._batch = self._seen = 0
         self._epoch_after = self._counted = 0
         self._is_due = self._is_new = self._is_used = False
@@ -254,7 +255,7 @@ class Checkpoint(keras.callbacks.Callback):
         _holders[path], self._thread = self, thread
 
     def _has_passed(self, before: int) -> bool:
-        """Whether a multiple of `every` was passed since a step."""
+        """Returns whether a multiple of `every` was passed since a step."""
         every = self._every
         return every is not None and self._step // every > before // every
 
@@ -271,16 +272,16 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _check_later(self) -> None:
         """Refuses a folder in which new checkpoints would be the older ones."""
-        found = [
+        later = [
             step
             for step in self._folder.steps()
             if step > self._step and not is_known_damaged(self.model, step)
         ]
-        if found:
+        if later:
             raise ValueError(
                 "`folder` must have no checkpoints of later steps than the "
                 "model is at. Received: folder="
-                f"{str(self._folder.path)!r} with steps {found}, and a model "
+                f"{str(self._folder.path)!r} with steps {later}, and a model "
                 f"at step {self._step}. Go on from the last one, by "
                 "`tfgpipe.restore(model, folder)`, or use another folder, or "
                 "move these away."
@@ -327,26 +328,28 @@ class Checkpoint(keras.callbacks.Callback):
 
 
 # By a folder, who has it.
-_holders: weakref.WeakValueDictionary[Any, Checkpoint] = (
+_holders: weakref.WeakValueDictionary[pathlib.Path, Checkpoint] = (
     weakref.WeakValueDictionary()
 )
 
 
-def _fits_with(callback: keras.callbacks.Callback, frame: Any) -> bool:
-    """Whether a frame is called from a `fit` with a callback."""
+def _fits_with(
+    callback: keras.callbacks.Callback, frame: FrameType | None
+) -> bool:
+    """Returns whether a frame is called from a `fit` with a callback."""
     while frame is not None:
         if frame.f_code.co_name == "fit":
-            given = frame.f_locals.get("callbacks")
-            inside = getattr(given, "callbacks", given)
-            inside = inside if isinstance(inside, (list, tuple)) else [inside]
-            if any(one is callback for one in inside):
+            callbacks = frame.f_locals.get("callbacks")
+            listed = getattr(callbacks, "callbacks", callbacks)
+            listed = listed if isinstance(listed, (list, tuple)) else [listed]
+            if any(known is callback for known in listed):
                 return True
         frame = frame.f_back
     return False
 
 
 def _direction(name: str | None) -> str:
-    """Whether the best value of a metric is the smallest or the largest."""
+    """Returns whether the best value of a metric is the "min" or the "max"."""
     text = (name or "").lower()
     is_large = "acc" in text or "auc" in text
     return "max" if is_large else "min"
@@ -400,12 +403,12 @@ class Signals:
         self._is_on = False
 
     def is_asked(self) -> bool:
-        """Whether a signal came in the `fit` that this is called from."""
+        """Returns whether a signal came in the `fit` that calls this."""
         return self.caught is not None and self._is_in_fit(
             inspect.currentframe()
         )
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         is_second = self.caught is not None  # it does not wait
         if not is_second and self._is_in_fit(frame):
             self.caught = signal.Signals(number).name
@@ -419,6 +422,6 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def _is_in_fit(self, frame: Any) -> bool:
-        """Whether `fit` runs with the callback: an error may have ended it."""
+    def _is_in_fit(self, frame: FrameType | None) -> bool:
+        """Returns whether `fit` runs with the callback: it may have failed."""
         return self._is_on and _fits_with(self._owner, frame)

@@ -37,13 +37,13 @@ _IN_LOGS = {"bubble", "model_flops_utilisation", *_RATES}
 class PipelineMonitor(keras.callbacks.Callback):
     """Measures the pipeline while `fit` trains it, and says what would help.
 
-    In every `every`-th epoch up to three of the training's own steps are run
-    with a clock; the numbers are those of the one of median length among the
-    last six. Nothing is trained besides: weights and metrics are the same to
-    the bit. The step is traced once more for that, in the first measured epoch,
-    and that mini-batch is not measured; where an epoch has one mini-batch, the
-    next epoch is measured. Other steps run as without the monitor. Advice waits
-    for three measured steps.
+    In every `every`-th epoch up to three of the training's steps are run with a
+    clock; the numbers are of the step of median length among the last six.
+    Nothing is trained besides: weights and metrics are the same to the bit. The
+    step is traced once more for that, in the first measured epoch, and that
+    mini-batch is not measured; where an epoch has one mini-batch, the next
+    epoch is measured. Other steps run as without the monitor. Advice waits for
+    three measured steps.
 
     At the end of an epoch that was measured, `history` gets
 
@@ -84,7 +84,7 @@ class PipelineMonitor(keras.callbacks.Callback):
             "pipeline" in it, by epoch, as "pipeline/bubble" and so on, the
             advice as "pipeline/advice", pictures as "pipeline/timeline".
         pictures: Folder for a picture of each measured step, or None:
-            "epoch_0001.png" is that of the first epoch. Needs matplotlib.
+            "epoch_0001.png" shows the first epoch. Needs matplotlib.
         peak_flops: FLOP/s of one device at its best, or None. Positive.
         flops_of_example: FLOPs of the forward pass of one example. By default
             estimated as `GPipe` estimates the costs of layers, if
@@ -127,12 +127,14 @@ class PipelineMonitor(keras.callbacks.Callback):
         super().__init__()
         (self._every,) = checked_counts(every=every)
         self._record = Record(log_dir, pictures)
-        given = {"peak_flops": peak_flops, "flops_of_example": flops_of_example}
-        self._peak, self._given_flops = (
+        self._peak, self._known_flops = (
             None
             if value is None
             else checked_positive(name, value, "or None if it is not known")
-            for name, value in given.items()
+            for name, value in (
+                ("peak_flops", peak_flops),
+                ("flops_of_example", flops_of_example),
+            )
         )
         self._flops: float | None = None
         self._say = checked_sink("say", say)
@@ -160,7 +162,7 @@ class PipelineMonitor(keras.callbacks.Callback):
             self._step = self._spec = None  # compiled again, or another
             self._measured.clear()
             self._is_traced = False
-            self._flops = self._given_flops
+            self._flops = self._known_flops
         self._rates = Rates(self.model)
         self._due = None
         self.history = {}
@@ -212,19 +214,19 @@ class PipelineMonitor(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Takes the numbers of the epoch, and some of them to the logs."""
         self._rates.stop()
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         if self._count:
             self._due = epoch + self._every
-            found |= self._take()
-        found |= self._speed()
+            numbers |= self._numbers_of_step()
+        numbers |= self._speed()
         used = accelerator_mib(self.model.devices)
-        found |= {f"memory_mib/{name}": mib for name, mib in used.items()}
-        for name, number in found.items():
+        numbers |= {f"memory_mib/{name}": mib for name, mib in used.items()}
+        for name, number in numbers.items():
             self.history.setdefault(name, []).append(number)
             if logs is not None and name in _IN_LOGS:
                 logs[name] = number
         events = self.events if self._count else []
-        self._record.write(epoch, found, events, self.advice or "")
+        self._record.write(epoch, numbers, events, self.advice or "")
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Gives advice on the last epoch, and closes the log."""
@@ -241,8 +243,8 @@ class PipelineMonitor(keras.callbacks.Callback):
                 "`fit` of the `GPipe`, or leave it out."
             )
 
-    def _take(self) -> dict[str, float]:
-        """Numbers of the measured step of median length, and advice."""
+    def _numbers_of_step(self) -> dict[str, float]:
+        """Returns the numbers of the step of median length; makes advice."""
         model, layout = self.model, layout_of(self.model)
         measured, count = typical(self._measured)
         self.events, self._spec = measured.events, measured.input_spec
@@ -267,19 +269,19 @@ class PipelineMonitor(keras.callbacks.Callback):
         self._unsaid = None
 
     def _speed(self) -> dict[str, float]:
-        """Numbers of the whole epoch."""
+        """Returns the numbers of the whole epoch."""
         rate = self._rates.examples_per_second
         if rate is None or self._spec is None:
             return {} if rate is None else {"examples_per_second": rate}
-        found = {"examples_per_second": rate}
+        numbers = {"examples_per_second": rate}
         tokens = tokens_of_example(self._spec)
         if tokens:
-            found["tokens_per_second"] = tokens * rate
+            numbers["tokens_per_second"] = tokens * rate
         if self._peak is not None:
             if self._flops is None:
                 self._flops = flops_of_example(self.model, self._spec)
             if self._flops is not None:
                 peak = self._peak * len(self.model.devices)
                 used = 3 * self._flops * rate
-                found["model_flops_utilisation"] = used / peak
-        return found
+                numbers["model_flops_utilisation"] = used / peak
+        return numbers

@@ -21,8 +21,8 @@ class StopOnNonFinite(keras.callbacks.Callback):
     They were skipped, so the weights are those from before the first of them.
     The last one is run again, layer by layer, to name the first one whose
     outputs or gradients are not finite. For that, `fit` keeps the last
-    mini-batch; another callback may have run it in its own way, and then no
-    layer is named.
+    mini-batch; another callback may have run it otherwise, and then no layer is
+    named.
 
     Args:
         steps: How many in a row. Positive.
@@ -146,14 +146,14 @@ class _Keeper:
         self.data, self._keeps = None, True
 
     def withdraw(self) -> None:
-        """Gives the model its own function back."""
+        """Gives the model its function back."""
         self.data = None
         if self._model.train_function is self:
             self._model.train_function = self._replaced
 
 
-def first_nonfinite(model: Any, data: Any) -> str:
-    """Where values of a mini-batch are not finite first, as a sentence.
+def first_nonfinite(model: GPipe, data: Any) -> str:
+    """Says where values of a mini-batch are not finite first.
 
     The mini-batch is run again, layer by layer; the model stays as it is. What
     comes first is told by its order in a training step: inputs, outputs of
@@ -175,8 +175,8 @@ def first_nonfinite(model: Any, data: Any) -> str:
     )
     total, gradients, loss, calls = step(data)
     *places, _ = step.places
-    for place, own in zip(places, calls):
-        if not all(call.outputs for call in own):
+    for place, finite in zip(places, calls):
+        if not all(call.outputs for call in finite):
             return (
                 f"The outputs of {place.name} are not finite, and its inputs "
                 "are."
@@ -186,20 +186,20 @@ def first_nonfinite(model: Any, data: Any) -> str:
             "The loss is not finite, and the outputs of all layers are: look "
             "at the labels, or at what the loss does with such outputs."
         )
-    given = [
+    pairs = [
         (d, v)
         for d, v in zip(gradients, model.trainable_weights)
         if d is not None
     ]
-    bad = [v for d, v in given if not _are_finite(d)]
+    bad = [v for d, v in pairs if not _are_finite(d)]
     if not _are_finite(loss.dy):
         return (
             "The gradient of the loss with respect to the outputs of the last "
             "layer is not finite, and the loss is."
         )
-    if found := _first_gradient(places, calls, bad):
-        return found
-    for d, v in given:
+    if sentence := _first_gradient(places, calls, bad):
+        return sentence
+    for d, v in pairs:
         if not bool(examine(total, [d], ()).is_finite):
             return (
                 f"The gradient of the weight '{v.path}' is finite, and the sum "
@@ -213,7 +213,7 @@ def first_nonfinite(model: Any, data: Any) -> str:
 
 
 class _Finite(NamedTuple):
-    """Whether something is finite of a layer's call: scalars.
+    """The finiteness of a layer's call: scalars.
 
     Attributes:
         outputs: What went out.
@@ -229,15 +229,15 @@ def _first_gradient(
     calls: list[list[_Finite]],
     bad: list[keras.Variable],
 ) -> str | None:
-    """What is not finite in the backward pass of layers.
+    """Names what is not finite in the backward pass of layers.
 
     Args:
         places: The layers.
         calls: Those of each.
         bad: The weights whose gradients are not finite.
     """
-    for place, own in reversed([*zip(places, calls)]):
-        if not all(call.dx for call in own):
+    for place, finite in reversed([*zip(places, calls)]):
+        if not all(call.dx for call in finite):
             return (
                 f"The gradient with respect to the inputs of {place.name} is "
                 "not finite, and that with respect to its outputs is."
@@ -246,20 +246,20 @@ def _first_gradient(
             if any(v is weight for v in place.weights):
                 return (
                     f"The gradient of the weight '{weight.path}' of "
-                    f"{place.name} is not finite, and those of later layers "
-                    "are."
+                    f"{place.name} is not finite, and later layers have "
+                    "finite ones."
                 )
     return None
 
 
 def _all(tensors: Iterable[Any]) -> tf.Tensor:
-    """Whether all are finite, a scalar; where they are."""
-    found = [t for t in tensors if t is not None and is_continuous(t)]
-    return all_finite(found) if found else tf.constant(True)
+    """Returns whether all are finite, a scalar; where they are."""
+    numbers = [t for t in tensors if t is not None and is_continuous(t)]
+    return all_finite(numbers) if numbers else tf.constant(True)
 
 
 def _are_finite(nest: Any) -> bool:
-    """Whether all numbers of a nest of tensors are."""
+    """Returns whether all numbers of a nest of tensors are."""
     return all(
         bool(np.isfinite(tf.cast(tf.abs(t), "float64").numpy()).all())
         for t in tree.flatten(nest)

@@ -9,7 +9,7 @@ any of its files is deleted. So whatever ends the process, all that has a name
 is whole. One of the same step is named step-0000000200.1, and then takes the
 place of the first.
 
-The manifest of a checkpoint is a file beside those of the values:
+The manifest of a checkpoint is a file beside the files of values:
 
     {"content": {"format": 1, "position": ..., "variables": ...,
                  "files": {"values.index": {"bytes": ..., "sha256": ...}, ...},
@@ -49,7 +49,7 @@ class Folder:
     `path` is on this host or a file system that it mounts.
 
     Raises:
-        ValueError: If it is an address, such as that of a bucket; from `take`
+        ValueError: If it is an address, such as of a bucket; from `take`
             if another training has it.
         OSError: From `take`, if there cannot be any.
     """
@@ -208,7 +208,7 @@ class Position(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says of itself.
+    """The contents of a checkpoint, as it says.
 
     Attributes:
         position: Where in its data the training was.

@@ -1,7 +1,7 @@
 """Goes on from a checkpoint.
 
 Which variable is which is known by names. Of one model, they are not always the
-same: they begin with the model's own, and Keras numbers layers that were given
+same: they begin with the model's name, and Keras numbers layers that were given
 none through the process. So these are tried, one after the other:
 
     the same names, in any order;       each is taken by its name
@@ -62,7 +62,7 @@ class Restored(NamedTuple):
 
 
 class _Notes(NamedTuple):
-    """What is known of a model that was restored.
+    """Notes about a model that was restored.
 
     Attributes:
         restored: What `restore` returned; None if it was not.
@@ -230,7 +230,7 @@ def _assign(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
     names = internals.optimizer_names(model)
     if names and names != list(manifest.optimizer):
         raise ValueError(
-            "`model` must have an optimizer like that of the training. "
+            "`model` must have the kind of optimizer that it was trained by. "
             f"Received: {names}, and {list(manifest.optimizer)} in {path}. "
             "Compile the model as it was for the training."
         )
@@ -492,7 +492,7 @@ def _renumbered(*lists: Sequence[str]) -> list[list[str]]:
 
 
 def _numbers(names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Counts, by stem and part of a name, those of the stem before it."""
+    """Counts, by stem and part of a name, names of the stem before it."""
     numbers: dict[str, dict[str, int]] = {}
     for name in names:
         for part in name.split("/"):

@@ -2,7 +2,7 @@
 
     step 100      values are copied to the CPUs of the hosts that have them
     step 101 ...  meanwhile a thread has each host write its shard:
-                  TensorFlow's own writer, on the host, to the common folder
+                  TensorFlow's writer, on the host, to the common folder
     then          checksums, the manifest, the disk, and the name
 
 `tf.train.CheckpointOptions` can do this in the background too, but copies all
@@ -214,7 +214,7 @@ def _write_values(
 def contents(model: keras.Model) -> dict[str, list[Any]]:
     """Returns the variables of a training, by groups.
 
-    The order is that of the layers, wherever they are: the same for a `GPipe`
+    Their order follows the layers, wherever they are: the same for a `GPipe`
     of any cells and replicas, and for a plain Keras model of the same layers.
     "model" has weights, state, seeds and metrics of layers; "optimizer" its
     slots, iterations and the like, if there is one, which is built; "skipped"

@@ -7,7 +7,7 @@ One mini-batch of random rows, two a micro-batch, goes through the pipeline,
 whose loss is the mean square of the distance to random labels. Each layer is
 compared with the same one on the host. Nothing is trained. Cells go to the
 accelerators; where there is none, the CPU is split into as many devices. With
-data, a loss and a schedule of your own, call `tfgpipe.check`.
+other data, losses and schedules, call `tfgpipe.check`.
 
 The exit code is 1 if something differs by more than rounding that the
 documentation does not tell of.

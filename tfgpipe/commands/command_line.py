@@ -1,4 +1,4 @@
-"""What programs have in common: flags, messages, exit codes, sub-commands.
+"""Flags, messages, exit codes and sub-commands of programs.
 
 Each has a set of flags, so that several of them can be imported.
 """
@@ -33,7 +33,7 @@ _QUIET = 10.0  # seconds, until it is said what is done; then twice as many
 
 
 class BadFlags(flags.Error):
-    """What the flags ask for cannot be done; the message says why."""
+    """The flags ask for what cannot be done; the message says why."""
 
 
 def new_flags() -> flags.FlagValues:
@@ -122,7 +122,7 @@ def run_sub_command(
     """Does the work of a sub-command, or lists them all.
 
     Args:
-        program: Its name: that of a script, such as "tfgpipe", or of a package
+        program: Its name, of a script, such as "tfgpipe", or of a package
             that is run by `python -m`, such as "tools.bench".
         commands: What each sub-command does, by name.
         body: Called with a sub-command's name, its module and its parsed flags.

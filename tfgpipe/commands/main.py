@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; see `command_line.run_sub_command`.
 
     Args:
-        argv: The program and its arguments. `None` for those of this process.
+        argv: The program and its arguments. `None` for this process's.
     """
     codes: list[int] = []
 

@@ -10,7 +10,7 @@ the workers' devices, and nothing is written to their disks. A worker has one
 controller at a time. When that ends, or dies, the worker forgets everything,
 and waits for the next, in the same process but as if it had just been started.
 
-Workers do what a controller asks that knows the --secret_file. TensorFlow's own
+Workers do what a controller asks that knows the --secret_file. TensorFlow's
 port, which it chooses, asks for no secret: on Linux, it is closed to all but
 this host, and the hosts that a controller with the secret names. Users of these
 hosts are not kept out. Workers must reach each other and the controller.
@@ -47,8 +47,8 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
     "bind",
     "127.0.0.1",
-    "The address of this host to listen on: that of a network that only your "
-    "hosts are in. Default: this machine alone.",
+    "The address of this host to listen on, in a network that only your hosts "
+    "are in. Default: this machine alone.",
     flag_values=FLAGS,
 )
 flags.DEFINE_boolean(
@@ -100,8 +100,8 @@ def _check_bind(bind: str, allow_any_host: bool) -> None:
     if any(address.is_unspecified for address in addresses):
         raise ValueError(
             "--bind must be one address of this host. Received: "
-            f"--bind={bind!r}, which is all of them. Give that of the network "
-            "that the hosts of the run have to themselves, or add "
+            f"--bind={bind!r}, which is all of them. Give the address in a "
+            "network that the hosts of the run have to themselves, or add "
             "--allow_any_host."
         )
 
@@ -110,7 +110,7 @@ def _start_again(port: int) -> None:
     """Replaces this process by a new one, which has no memory of this run."""
     for entry in pathlib.Path("/proc/self/fd").glob("*"):
         if int(entry.name) > 2:  # such as devices, and TensorFlow's sockets
-            with contextlib.suppress(OSError):  # it was that of the loop
+            with contextlib.suppress(OSError):  # the loop has opened it
                 os.set_inheritable(int(entry.name), False)
     flag = f"--port={port}"  # the last one counts
     arguments = [word for word in sys.orig_argv[1:] if word != flag]

@@ -16,8 +16,8 @@ placed on its core by name, and the step is one graph for all cores. XLA
 compiles each task's function for its core, as it does under `jit_compile`.
 
 Why not `tf.distribute.TPUStrategy`: it takes the same `DeviceAssignment`, but
-runs a program for each replica, which has random numbers, statistics and means
-of its own, and which XLA compiles as a whole, for one number of rows. What
+runs a program for each replica, which has other random numbers, statistics and
+means, and which XLA compiles as a whole, for one number of rows. What
 `PipelineStrategy` promises of replicas would have to be promised again, for
 TPUs alone, where nobody could try it without one.
 
@@ -165,7 +165,7 @@ def tpu_device_assignment(
 
 
 def _path(topology: Any) -> np.ndarray:
-    """All cores along a path through each host's chips, (cores, 4)."""
+    """Returns all cores along a path through each host's chips, (cores, 4)."""
     _, num_rows, _, _ = topology.mesh_shape
 
     def place(coordinates: np.ndarray) -> tuple[int, ...]:
@@ -176,7 +176,7 @@ def _path(topology: Any) -> np.ndarray:
     return np.array(
         [
             c
-            for own in topology.device_coordinates
-            for c in sorted(own, key=place)
+            for host in topology.device_coordinates
+            for c in sorted(host, key=place)
         ]
     )

@@ -1,4 +1,4 @@
-"""Which hosts take part in a run: workers, or those of TF_CONFIG."""
+"""The hosts that take part in a run: workers, or as TF_CONFIG says."""
 
 import dataclasses
 import json
@@ -124,7 +124,7 @@ def device_names(
         wanted: How many there have to be at least.
 
     Returns:
-        Names: those of the first host first.
+        Names, of the first host first.
 
     Raises:
         ValueError: If there are too few, or a host has none of the kind that
@@ -218,5 +218,5 @@ def _check_different(hosts: list[Host], received: str) -> None:
             raise ValueError(
                 "Workers must have different addresses. Received: "
                 f"{address} more than once in {received}. Start a worker for "
-                "each, on ports of their own where they share a host."
+                "each, on different ports where they share a host."
             )

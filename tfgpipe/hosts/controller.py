@@ -48,7 +48,7 @@ def connect(
     On each of the hosts runs `tfgpipe worker`, of the same versions and with
     the same secret. Cells, with their weights, optimizer slots and updates, are
     on the workers' devices then. This process traces the steps, feeds the data,
-    and reads and writes the files; its own accelerators are not used.
+    and reads and writes the files; its accelerators are not used.
 
     To be called before TensorFlow runs anything. The result is a context
     manager: leaving it tells the workers that the work is done. They are free
@@ -67,7 +67,7 @@ def connect(
 
     Returns:
         The workers. `devices` are the names of their devices, for `GPipe` and
-        `PipelineStrategy`, those of the first worker first. `progress` is a
+        `PipelineStrategy`, of the first worker first. `progress` is a
         callback for `fit`, by which devices that hang are noticed.
 
     Raises:
@@ -108,12 +108,12 @@ class Cluster:
         timeout: Seconds to wait for all of the hosts.
         program: What this process runs, to begin its messages with.
         advice: What to do when one is lost, after it was started again.
-        known: The secret of all hosts; `None` for that of `secret.read`.
+        known: The secret of all hosts; `None` for what `secret.read` returns.
         closes_port: Whether TensorFlow's port is closed to other hosts than
             these. Says to whom it is open.
 
     Attributes:
-        devices: Full names of all devices: those of the first host first.
+        devices: Full names of all devices, of the first host first.
         progress: A callback that has to be told of the steps, so that devices
             that hang are noticed.
 
@@ -273,7 +273,7 @@ class Cluster:
                     "other and the controller, on any port, under the names "
                     "that are given. Open the ports between them, and use "
                     "names that mean the same everywhere. Who connects from an "
-                    "address that is none of those of the names is a stranger, "
+                    "address that no name stands for is a stranger, "
                     "unless any host is allowed to, by `allow_any_host` of all."
                     for why in answer.get("unreachable", [])
                 ]
@@ -368,7 +368,7 @@ class Cluster:
         os._exit(link.LOST)  # the other threads may wait for the worker
 
     def __enter__(self) -> "Cluster":
-        """Inside, a failure may be that of a worker."""
+        """Inside, a worker may be the one that failed."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,7 +1,7 @@
 """The line between the controller of a training run and one of its workers.
 
 A TCP connection that stays open for the whole run; a message is a line of JSON.
-Tensors do not go over it: TensorFlow's servers have connections of their own.
+Tensors do not go over it: TensorFlow's servers have other connections.
 When either end is killed its system closes the connection, and the other end
 knows at once; when a host or the network dies, after `SILENCE` seconds, whether
 something was sent meanwhile or not; and the controller, when a worker is

@@ -38,7 +38,7 @@ _PASS = (_RETURN, 0, 0, 0xFFFFFFFF)
 
 
 class OpenPort(Exception):
-    """Why a port cannot be closed, in words."""
+    """A port cannot be closed; the message says why."""
 
 
 def close_to_strangers(port: int, friends: Iterable[str] = ()) -> None:
@@ -67,7 +67,7 @@ def close_to_strangers(port: int, friends: Iterable[str] = ()) -> None:
             raise OpenPort(f"the system refuses its filter: {error}") from error
         count += 1
     if not count:
-        raise OpenPort("its socket is not found in this process")
+        raise OpenPort("this process has no such socket")
 
 
 def told(port: int, problem: str | None, others: str) -> str:

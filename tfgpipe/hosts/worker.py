@@ -220,7 +220,7 @@ class Worker:
 
 
 def _unreachable(addresses: list[tuple[str, int]]) -> list[str]:
-    """Returns those of (host, port) that do not answer, and why."""
+    """Returns which of (host, port) do not answer, and why."""
     problems = []
     for name, port in addresses:
         try:
@@ -287,7 +287,7 @@ def serve_once(
         closes: Whether TensorFlow's port is closed to strangers.
 
     Returns:
-        The exit code: that of the controller, or 3 if it was lost.
+        The exit code of the controller, or 3 if it was lost.
 
     Raises:
         ValueError: If this process's port cannot be had.

@@ -39,7 +39,7 @@ _FEWEST = 32  # before none is an outlier
 
 
 def all_finite(tensors: Iterable[Any]) -> tf.Tensor:
-    """Whether all numbers are finite of tensors or slices that are not None.
+    """Returns whether all numbers of tensors or slices are finite.
 
     A scalar, of one from each device.
     """
@@ -51,7 +51,7 @@ def _dense(tensors: Iterable[Any]) -> list[tf.Tensor]:
 
 
 class Findings(NamedTuple):
-    """What is known of a mini-batch before its update.
+    """Findings about a mini-batch before its update.
 
     Attributes:
         is_finite: Whether it may be applied, a scalar.
@@ -103,28 +103,28 @@ def examine(
 
 
 def _as_real(tensor: tf.Tensor) -> tf.Tensor:
-    """The parts of complex numbers; real numbers as they are."""
+    """Returns the parts of complex numbers; real numbers as they are."""
     if not tensor.dtype.is_complex:
         return tensor
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
 
 
 def _norm(squares: list[tf.Tensor]) -> tf.Tensor:
-    """Of what `tf.nn.l2_loss` made of parts."""
-    found = [tf.cast(square, tf.float32) for square in squares]
-    return tf.sqrt(2.0 * tf.add_n(found)) if found else tf.constant(0.0)
+    """Returns the norm, of what `tf.nn.l2_loss` makes of parts."""
+    halves = [tf.cast(square, tf.float32) for square in squares]
+    return tf.sqrt(2.0 * tf.add_n(halves)) if halves else tf.constant(0.0)
 
 
 def _all_at_once(flags: list[tf.Tensor]) -> tf.Tensor:
-    """Whether all scalars are true; those of a device are one there."""
+    """Returns whether all scalars are true, reduced on each device first."""
     by_device: dict[str, list[tf.Tensor]] = {}
     for flag in flags:
         by_device.setdefault(flag.device, []).append(flag)
-    found = []
-    for device, own in by_device.items():
+    of_devices = []
+    for device, flags_there in by_device.items():
         with tf.device(device or None):
-            found.append(tf.reduce_all(tf.stack(own)))
-    return tf.reduce_all(tf.stack(found))
+            of_devices.append(tf.reduce_all(tf.stack(flags_there)))
+    return tf.reduce_all(tf.stack(of_devices))
 
 
 def _together(
@@ -143,11 +143,11 @@ def _together(
         else:
             key = row[0].device, row[0].dtype
             small.setdefault(key, []).append(row)
-    for (device, _), found in small.items():
+    for (device, _), small_rows in small.items():
         with tf.device(device or None):
             yield tuple(
                 tf.concat([tf.reshape(t, [-1]) for t in column], 0)
-                for column in zip(*found)
+                for column in zip(*small_rows)
             )
 
 
@@ -196,16 +196,16 @@ class Skips(keras.layers.Layer):
 
     @property
     def counts(self) -> list[tf.Variable]:
-        """What holds all that it counts."""
+        """Returns the variables that hold all that it counts."""
         return [*self._counts.values()]
 
     @property
     def lasting(self) -> dict[str, tf.Variable]:
-        """What a training goes on with, by names."""
-        found = {"total": self._counts["total"]}
+        """Returns the variables that a training goes on with, by names."""
+        lasting = {"total": self._counts["total"]}
         if self._sizes is not None:
-            found |= {"seen": self._counts["seen"], "sizes": self._sizes}
-        return found
+            lasting |= {"seen": self._counts["seen"], "sizes": self._sizes}
+        return lasting
 
     @property
     def total(self) -> int:
@@ -219,7 +219,7 @@ class Skips(keras.layers.Layer):
                 self._counts[name].assign(0)
 
     def is_outlier(self, findings: Findings) -> tf.Tensor:
-        """Whether a mini-batch is one, a scalar; notes its size."""
+        """Returns whether a mini-batch is an outlier; notes its size."""
         if self._sizes is None:
             return tf.constant(False)
         with tf.device(self._device):

@@ -1,4 +1,4 @@
-"""What would make a pipeline faster, and which layers are where.
+"""Advice to make a pipeline faster; which layers are where.
 
 Pure Python: from the events of a step and the layout of the cells. A cell's
 measured seconds are shared out over its layers by their costs.
@@ -97,7 +97,7 @@ def _named(layers: Sequence[str]) -> str:
 def _best_move(
     cell: int, seconds: Sequence[float], layout: Layout
 ) -> _Move | None:
-    """What makes the slowest cell quickest, and no device busier."""
+    """Returns what makes the slowest cell quickest, and no device busier."""
     enough, busiest = (1 - _GAIN) * max(seconds), _busiest(seconds, layout)
     moves = [
         move
@@ -108,17 +108,17 @@ def _best_move(
 
 
 def _busiest(seconds: Sequence[float], layout: Layout) -> float:
-    """Of all devices, the most seconds."""
+    """Returns the most seconds of all devices."""
     total = [0.0] * (1 + max(layout.devices))
-    for device, own in zip(layout.devices, seconds):
-        total[device] += own
+    for device, of_cell in zip(layout.devices, seconds):
+        total[device] += of_cell
     return max(total)
 
 
 def _moves(
     cell: int, seconds: Sequence[float], layout: Layout
 ) -> Iterator[tuple[_Move, list[float]]]:
-    """What a cell can give, and the seconds of all cells afterwards."""
+    """Yields what a cell can give, and the seconds of all cells after."""
     names, costs = layout.layers[cell], layout.costs[cell]
     total, groups = sum(costs), layout.numbers.count(0)
     shares = [c / total if total else 1 / len(costs) for c in costs]
@@ -127,14 +127,14 @@ def _moves(
         if not 0 <= target < len(seconds):
             continue
         for count in range(1, len(names) - groups + 1):
-            given = slice(count) if target < cell else slice(-count, None)
-            moved = seconds[cell] * sum(shares[given])
+            moving = slice(count) if target < cell else slice(-count, None)
+            moved = seconds[cell] * sum(shares[moving])
             after, counts = list(seconds), [*map(len, layout.layers)]
             after[cell] -= moved
             after[target] += moved
             counts[cell] -= count
             counts[target] += count
-            yield _Move(names[given], target, counts, max(after)), after
+            yield _Move(names[moving], target, counts, max(after)), after
 
 
 class Layout(NamedTuple):
@@ -155,7 +155,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(model: Any) -> Layout:
-    """The layout of a `GPipe` that is built."""
+    """Returns the layout of a `GPipe` that is built."""
     cells, devices = model.cells(), model.devices
     built = model.built_for("layout_of()")
     costs = iter(built.costs)
@@ -168,18 +168,18 @@ def layout_of(model: Any) -> Layout:
 
 
 def ideal_bubbles(model: Any) -> Callable[[int], float] | None:
-    """The ideal bubble by M; None where the schedule is of one M."""
+    """Returns the ideal bubble by M; None where the schedule is of one M."""
     if isinstance(model.schedule, Schedule):
         return None
     return lambda count: ideal_bubble(model, count)
 
 
 def ideal_bubble(model: Any, num_micro_batches: int | None = None) -> float:
-    """The share of a step in which devices idle if nothing is lost.
+    """Returns the share of a step in which devices idle if nothing is lost.
 
     That is so for cells of equal cost, whose backward tasks take twice as long
     as their forward ones, under the schedule of the model, which is built. M
-    defaults to its own.
+    defaults to the model's.
     """
     schedule = model.schedule
     if not isinstance(schedule, Schedule):

@@ -18,8 +18,8 @@ def accelerator_mib(devices: Iterable[str]) -> dict[str, float]:
     """Returns the memory in use, where TensorFlow counts it.
 
     MiB by name, "GPU:0_current" and "GPU:0_peak" for the full name
-    "/device:GPU:0". Nothing of CPUs, of accelerators that do not count, and of
-    those of other processes.
+    "/device:GPU:0". Nothing of CPUs, and of accelerators that do not count or
+    are of other processes.
     """
     used: dict[str, float] = {}
     for spec in dict.fromkeys(map(tf.DeviceSpec.from_string, devices)):

@@ -3,7 +3,7 @@
 Nothing is taken from the machine, neither a display nor fonts nor settings of
 the user, so that equal contents give equal files.
 
-Colours are those of Okabe and Ito, which colour-blind people tell apart.
+Colours are of Okabe and Ito: colour-blind people tell them apart.
 
 Reference: [Okabe and Ito, 2008](https://jfly.uni-koeln.de/color/)
 """

@@ -72,7 +72,7 @@ class Rates:
 
 
 def tokens_of_example(input_spec: Any) -> int | None:
-    """How many tokens an example has; None if examples differ.
+    """Returns how many tokens an example has; None if examples differ.
 
     0 if the inputs, which have a `shape` (batch, ...) and a `dtype`, are no
     token ids.
@@ -83,10 +83,10 @@ def tokens_of_example(input_spec: Any) -> int | None:
 
 
 def flops_of_example(model: Any, input_spec: Any) -> float | None:
-    """FLOPs of the forward pass of one example, by `graphs.flops`.
+    """Returns the FLOPs of a forward pass of one example.
 
-    The model is built; `input_spec` is that of the data. None, with a warning,
-    if examples differ in size.
+    The model is built; `input_spec` describes the data. None, with a
+    warning, if examples differ in size.
     """
     leaves = [x for x in keras.tree.flatten(input_spec) if x is not None]
     if any(None in tuple(leaf.shape[1:]) for leaf in leaves):
@@ -107,7 +107,7 @@ def flops_of_example(model: Any, input_spec: Any) -> float | None:
 
 # ----------------------------------------------------------------- timed steps
 class Measured(NamedTuple):
-    """What the clock says of a step.
+    """A step, measured with a clock.
 
     Attributes:
         events: An event a task, and one a device for its update.
@@ -123,7 +123,7 @@ class Measured(NamedTuple):
 
 
 def typical(measured: Iterable[Measured]) -> tuple[Measured, int]:
-    """The step of median length, of those with as many rows as most.
+    """Returns the step of median length, among those with as many rows as most.
 
     And how many these are. There is at least one.
     """
@@ -136,7 +136,7 @@ def typical(measured: Iterable[Measured]) -> tuple[Measured, int]:
 
 
 class TimedStep:
-    """Takes the place of a model's train function, for one call at a time.
+    """Stands for a model's train function, for one call at a time.
 
     Python looks at no layer, also if the model runs eagerly.
 
@@ -148,7 +148,7 @@ class TimedStep:
         model: A compiled `GPipe`, within `fit`.
 
     Attributes:
-        replaced: The train function whose place it takes.
+        replaced: The train function for which it stands.
         measured: What the last call has measured; None if it traced.
     """
 
@@ -163,7 +163,7 @@ class TimedStep:
             self._function = model.train_function_of(self._timed)
 
     def install(self) -> None:
-        """Lets `fit` call this once instead of the model's own function."""
+        """Lets `fit` call this once instead of the model's function."""
         self.measured = None
         self._model.train_function = self
 

@@ -237,7 +237,7 @@ def test_files_swapped_between_checkpoints_are_told(copy):
             None,
             r"shape and dtype \[\[6, 5\], 'float32'\], where .* \[\[6, 4\]",
         ),
-        (layers, "sgd", "an optimizer like that of the training"),
+        (layers, "sgd", "the kind of optimizer"),
         (layers, keras.optimizers.Lamb(), r"\['Lamb'\], and \['Adam'\] in"),
     ],
 )

@@ -73,7 +73,7 @@ def test_kernel_takes_the_filter_and_this_host_may_still_connect():
         for friends in ([], FRIENDS, MANY):
             port_filter.close_to_strangers(port, friends)
             socket.create_connection(("127.0.0.1", port), 5).close()
-    with pytest.raises(port_filter.OpenPort, match="not found"):
+    with pytest.raises(port_filter.OpenPort, match="no such socket"):
         port_filter.close_to_strangers(port)
 
 
