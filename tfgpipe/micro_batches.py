@@ -201,15 +201,15 @@ class MicroBatches:
             "Outputs must have a row for each row of the inputs, if there is "
             "more than one micro-batch. Pass num_micro_batches=1."
         )
-        found = tensor.shape[0] if tensor.shape.rank else 0
-        if not self.is_static and found is None:
-            rows, found = tf.maximum(self.size(m), 1), tf.shape(tensor)[0]
+        size = tensor.shape[0] if tensor.shape.rank else 0
+        if not self.is_static and size is None:
+            rows, size = tf.maximum(self.size(m), 1), tf.shape(tensor)[0]
             # Devices that only compile have no strings.
-            with tf.device(names.host_of(found.device)):
-                check = tf.debugging.assert_equal(found, rows, message=message)
+            with tf.device(names.host_of(size.device)):
+                check = tf.debugging.assert_equal(size, rows, message=message)
             if check is not None:
                 internals.run_independently(check)
-        elif not self.is_static or found not in (None, self.size(m)):
+        elif not self.is_static or size not in (None, self.size(m)):
             raise ValueError(
                 f"{message} Received: shape {tuple(tensor.shape)} for "
                 f"{'any' if not self.is_static else self.size(m)} rows."
@@ -336,8 +336,8 @@ def structure_of(nest: Any) -> Any:
     """
     flat = tree.flatten(nest)
     places = {id(leaf): i for i, leaf in reversed([*enumerate(flat)])}
-    found = [
+    leaves = [
         places[id(leaf)] if tf.is_tensor(leaf) else i
         for i, leaf in enumerate(flat)
     ]
-    return tree.pack_sequence_as(nest, found)
+    return tree.pack_sequence_as(nest, leaves)

@@ -197,14 +197,14 @@ class Description(Face):
         Raises:
             ValueError: If a size other than that of the batch differs.
         """
-        found = tree.flatten(
+        shapes = tree.flatten(
             tree.map_shape_structure(
                 lambda shape: tf.TensorShape(shape)[1:], input_shape
             )
         )
         expected = [tf.TensorShape(t.shape)[1:] for t in self.inputs]
-        if len(found) != len(expected) or not all(
-            map(tf.TensorShape.is_compatible_with, found, expected)
+        if len(shapes) != len(expected) or not all(
+            map(tf.TensorShape.is_compatible_with, shapes, expected)
         ):
             raise ValueError(
                 "`input_shape` must be that for which the model was built. "
@@ -238,7 +238,7 @@ class Description(Face):
         for number, (*parts,) in by_number:
             layers = [layer for part in parts for layer in part.sequence]
             weights = {id(w): w for layer in layers for w in layer.weights}
-            own = [w for key, w in weights.items() if key not in counted]
+            uncounted = [w for key, w in weights.items() if key not in counted]
             counted.update(weights)
             stop = start + len(layers)
             records.append(
@@ -247,10 +247,10 @@ class Description(Face):
                     layers=tuple(layer.name for layer in layers),
                     device=parts[0].device,
                     cost=sum(built.costs[start:stop]),
-                    num_params=sum(math.prod(w.shape) for w in own),
+                    num_params=sum(math.prod(w.shape) for w in uncounted),
                     devices=parts[0].devices,
                     unit=self._arguments.costs.unit,
-                    weight_bytes=sum(map(placement.num_bytes, own)),
+                    weight_bytes=sum(map(placement.num_bytes, uncounted)),
                 )
             )
             start = stop

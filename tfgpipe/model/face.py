@@ -44,7 +44,7 @@ _BESIDE = "gpipe_"
 def _holds_layers(value: Any, model: keras.Model) -> bool:
     """Whether a value is, or is a nest of, a layer that the graph has not."""
     if isinstance(value, keras.layers.Layer):
-        return all(value is not own for own in model.operations)
+        return all(value is not operation for operation in model.operations)
     if isinstance(value, dict):
         value = [*value.values()]
     return isinstance(value, (list, tuple)) and any(
@@ -164,18 +164,18 @@ class Face(internals.HoldingModel):
         What a subclass holds besides is in its attributes.
         """
         model = self._source.model
-        own = {id(layer): layer for layer in self.sequence}
-        return [*own.values()] if model is None else model.layers
+        layers_by_id = {id(layer): layer for layer in self.sequence}
+        return [*layers_by_id.values()] if model is None else model.layers
 
     @property
     def metrics(self) -> list[Any]:
         """As Keras has them of the model that this was made of."""
-        found: list[Any] = super().metrics
+        metrics: list[Any] = super().metrics
         model = self.user_model
         if model is None:
-            return found
+            return metrics
         end = len(internals.own_metrics(self))
-        return [*found[:end], *internals.held_metrics(model), *found[end:]]
+        return [*metrics[:end], *internals.held_metrics(model), *metrics[end:]]
 
     def get_quantization_layer_structure(self, mode: str | None = None) -> Any:
         """Which layers are quantised in which order, as the model says."""
@@ -188,16 +188,16 @@ class Face(internals.HoldingModel):
     def save_own_variables(self, store: Any) -> None:
         """Writes what no layer has: what the model makes itself, as it does."""
         self._layers_come_first = False
-        model, own = self.user_model, dict[str, Any]()
-        super().save_own_variables(own)
+        model, beside = self.user_model, dict[str, Any]()
+        super().save_own_variables(beside)
         if model is None:
-            _put(store, own)
+            _put(store, beside)
             return
         values: dict[str, Any] = {}
         model.save_own_variables(values)
         _put(store, values)
         prefix = _BESIDE if values else ""
-        _put(store, {f"{prefix}{name}": v for name, v in own.items()})
+        _put(store, {f"{prefix}{name}": v for name, v in beside.items()})
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` wrote, or that of the plain model.
@@ -221,11 +221,14 @@ class Face(internals.HoldingModel):
             expected: dict[str, Any] = {}
             model.save_own_variables(expected)
             prefix = _BESIDE if expected else ""
-            own = [name for name in names if name.startswith(prefix)]
+            names_beside = [name for name in names if name.startswith(prefix)]
             super().load_own_variables(
-                {name.removeprefix(prefix): store[name] for name in own}
+                {
+                    name.removeprefix(prefix): store[name]
+                    for name in names_beside
+                }
             )
-            store = {n: store[n] for n in names if n not in own}
+            store = {n: store[n] for n in names if n not in names_beside}
         if names or not internals.direct_variables(model):
             model.load_own_variables(store)
             return

@@ -48,13 +48,13 @@ _ELSEWHERE = {
 
 def _argument_names() -> list[str]:
     """The names of `GPipe`'s arguments, and of those that any layer has."""
-    found = [
+    names = [
         name
         for cls in (GPipe, keras.layers.Layer)
         for name, one in inspect.signature(cls.__init__).parameters.items()
         if name != "self" and one.kind is not one.VAR_KEYWORD
     ]
-    return [*dict.fromkeys(found), "input_shape", "input_dim"]
+    return [*dict.fromkeys(names), "input_shape", "input_dim"]
 
 
 def _by_task(name: str, does: Callable[[Any], bool]) -> Callable:
@@ -251,11 +251,11 @@ class GPipe(Saving, Rehearsals, OwnSteps):
             head_parts,
             shards,
         )
-        for own in ("call", "__call__"):
-            if getattr(type(self), own) is not getattr(GPipe, own):
+        for method in ("call", "__call__"):
+            if getattr(type(self), method) is not getattr(GPipe, method):
                 raise TypeError(
-                    f"A subclass of `GPipe` must not override `{own}`, which a "
-                    f"pipeline does not use. Received: {type(self).__name__}. "
+                    f"A subclass of `GPipe` must not override `{method}`, which "
+                    f"a pipeline does not use. Received: {type(self).__name__}. "
                     "Put what it does into a layer of the list."
                 )
         super().__init__(
@@ -306,8 +306,10 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         """Compiles as a file says, in which a task has chosen all."""
         with contextlib.ExitStack() as stack:
             if type(self).compile is GPipe.compile:  # Keras looks for its own
-                own = internals.replaced(GPipe, "compile", keras.Model.compile)
-                stack.enter_context(own)
+                as_keras = internals.replaced(
+                    GPipe, "compile", keras.Model.compile
+                )
+                stack.enter_context(as_keras)
             super().compile_from_config(config)
         if config.get("jit_compile", "auto") is not True:
             self.compile_cells(config.get("jit_compile", "auto"))

@@ -94,8 +94,8 @@ def _cells(
             is_end = start == len(costs)
             if head_parts > 1:
                 check_whole(steps, shards, head_parts)
-            for own, layer in apart(steps, shards, has_before, is_end):
-                cells = [Cell(index, own, devices, k, stores, head_parts)]
+            for together, layer in apart(steps, shards, has_before, is_end):
+                cells = [Cell(index, together, devices, k, stores, head_parts)]
                 if layer is not None:
                     given = shards[id(layer)]
                     cells = shard_cells(arguments, given, cells[0])
@@ -136,7 +136,7 @@ def _groups(
     if is_small or is_sent or not arguments.rules.recomputes(k):
         return [count]
     held = arguments.held[k]
-    found, least = [count], float(sum(made))
+    best, least = [count], float(sum(made))
     for num_groups in _NUM_GROUPS:
         if num_groups > count:
             break
@@ -145,5 +145,5 @@ def _groups(
         inputs = sum(live[end] for end in ends[:-1])
         largest = max(sum(made[a:b]) for a, b in zip([0, *ends], ends))
         if held * inputs + largest < _WORTH * least:
-            found, least = sizes, held * inputs + largest
-    return found
+            best, least = sizes, held * inputs + largest
+    return best

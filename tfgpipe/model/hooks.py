@@ -237,10 +237,10 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
 
         It takes a mini-batch, and returns a nest of tensors.
         """
-        own = self.train_function
+        function_of_fit = self.train_function
         with internals.replaced_method(self, "train_step", train_step):
             self.make_train_function(force=True)
-        made, self.train_function = self.train_function, own
+        made, self.train_function = self.train_function, function_of_fit
 
         def function(iterator: Any) -> Any:
             with internals.replaced_method(self, "train_step", train_step):
@@ -291,16 +291,18 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         storage = self._notes.storage
         if storage is None:
             return
-        own = [v for layer in self.sequence for v in layer.variables]
-        is_new = any(id(variable) not in storage.known for variable in own)
+        variables = [v for layer in self.sequence for v in layer.variables]
+        is_new = any(
+            id(variable) not in storage.known for variable in variables
+        )
         if is_new or not all(map(internals.is_created, self.variables)):
             self.place()
 
     def _check_scope(self) -> None:
         """Refuses strategies that the model does not know of."""
-        strategy, own = strategy_lib.any_current(), self._strategy
-        if strategy not in (None, own):
-            made_in = "no scope" if own is None else f"that of {own}"
+        strategy, known = strategy_lib.any_current(), self._strategy
+        if strategy not in (None, known):
+            made_in = "no scope" if known is None else f"that of {known}"
             raise ValueError(
                 "A `GPipe` must be used in the scope of the strategy in whose "
                 "scope it was made, or of none. Received: the scope of "
@@ -491,8 +493,8 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         """
         for one in internals.with_inner(optimizer):
             for variable in internals.trained_by(one):
-                own = internals.slots(one, variable)
-                placement.create_or_move(own, variable.value.device)
+                slots = internals.slots(one, variable)
+                placement.create_or_move(slots, variable.value.device)
 
     def cast_inputs(self, x: Any) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""

@@ -304,9 +304,11 @@ class Saving(Hooks):
         """
         with read_whole(filepath):
             optimizer = self.optimizer_to_be() if self.built else None
-            own = getattr(optimizer, "variables", ())
+            slots = getattr(optimizer, "variables", ())
             # More than its own: the slots of one that has made steps.
-            if optimizer is not None and _num_of_optimizer(filepath) > len(own):
+            if optimizer is not None and _num_of_optimizer(filepath) > len(
+                slots
+            ):
                 self.compile_as_task()
                 self.build_optimizer()
             with internals.assigning_by(assign_in_pieces):
@@ -323,8 +325,8 @@ class Saving(Hooks):
         if self._built is None or not self._held_seeds():
             return None
         if self._notes.held_random_state is None:
-            own = RandomState(self.name, self._held_seeds)
-            self._notes.held_random_state = own
+            seeds = RandomState(self.name, self._held_seeds)
+            self._notes.held_random_state = seeds
         return self._notes.held_random_state
 
     def _held_seeds(self) -> list[keras.Variable]:

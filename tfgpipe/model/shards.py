@@ -34,10 +34,10 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
         ValueError: If there is no such layer, or it has no columns.
     """
     calls = arguments.source.steps
-    found: dict[int, Any] = {}
+    by_layer: dict[int, Any] = {}
     for name, given in arguments.shards.items():
-        own = _named(arguments, name)
-        if not own:
+        named = _named(arguments, name)
+        if not named:
             have = dict.fromkeys(
                 step.section.name
                 for step in calls
@@ -47,16 +47,16 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
                 "`shards` must name layers that the model calls. Received: "
                 f"{name!r}. Those that have columns: {[*have]}."
             )
-        for key, layer in own.items():
+        for key, layer in named.items():
             _check(layer, name, given, arguments.num_shards(given))
-            if key in found:
+            if key in by_layer:
                 raise ValueError(
                     "`shards` must name each layer once. Received: "
                     f"{[*arguments.shards]}, of which several are layer "
                     f"'{layer.name}'. Leave one of them out."
                 )
-            found[key] = given
-    return found
+            by_layer[key] = given
+    return by_layer
 
 
 def _check(layer: Any, name: str, given: Any, count: int) -> None:
@@ -98,8 +98,8 @@ def _shards_for(arguments: Arguments, step: Any, count: int) -> str | None:
         return None
     parts = step.section.name.split("/")
     ends = ["/".join(parts[i:]) for i in reversed(range(len(parts)))]
-    found = (end for end in ends if len(_named(arguments, end)) == 1)
-    return f"{ {**arguments.shards, next(found, ends[-1]): count} }"
+    unique = (end for end in ends if len(_named(arguments, end)) == 1)
+    return f"{ {**arguments.shards, next(unique, ends[-1]): count} }"
 
 
 def _named(arguments: Arguments, name: str) -> dict[int, Any]:
@@ -127,29 +127,31 @@ def apart(
     Yields:
         Steps, and the layer if it has shards.
     """
-    own: list[Any] = []
+    together: list[Any] = []
     for step in steps:
         if id(step.operation) not in shards:
-            own.append(step)
+            together.append(step)
             continue
-        if own or not has_before:
-            yield own, None
+        if together or not has_before:
+            yield together, None
         yield [step], step.operation
-        own, has_before = [], False
-    if own or (is_end and not has_before):
-        yield own, None
+        together, has_before = [], False
+    if together or (is_end and not has_before):
+        yield together, None
 
 
 def check_whole(
     steps: Sequence[Any], shards: Mapping[int, Any], head_parts: int
 ) -> None:
     """Refuses layers with shards in a head whose rows are in parts."""
-    found = [s.section.name for s in steps if id(s.operation) in shards]
-    if found:
+    names_of_shards = [
+        s.section.name for s in steps if id(s.operation) in shards
+    ]
+    if names_of_shards:
         raise ValueError(
             "`head_parts` must be 1 where a layer of the head has `shards`. "
-            f"Received: head_parts={head_parts} and shards of {found}. Pass "
-            "one of the two."
+            f"Received: head_parts={head_parts} and shards of "
+            f"{names_of_shards}. Pass one of the two."
         )
 
 
