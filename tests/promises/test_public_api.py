@@ -123,18 +123,7 @@ def test_load_model_takes_the_arguments_it_promises():
         "num_partitions=None",
         "num_micro_batches=None",
         "devices=None",
-        "schedule=None",
-        "remat=None",
-        "remat_groups=None",
-        "layers_per_cell=None",
-        "gradient_dtype='saved'",
-        "skip_nonfinite=None",
-        "skip_outliers='saved'",
-        "trial=None",
-        "weights_on=None",
-        "head_parts=None",
-        "shards=None",
-        "**kwargs",
+        "**changes",
     ]
 
 

@@ -254,8 +254,9 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         for method in ("call", "__call__"):
             if getattr(type(self), method) is not getattr(GPipe, method):
                 raise TypeError(
-                    f"A subclass of `GPipe` must not override `{method}`, which "
-                    f"a pipeline does not use. Received: {type(self).__name__}. "
+                    f"A subclass of `GPipe` must not override `{method}`, "
+                    "which a pipeline does not use. Received: "
+                    f"{type(self).__name__}. "
                     "Put what it does into a layer of the list."
                 )
         super().__init__(

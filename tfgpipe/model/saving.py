@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -19,6 +20,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
+from tfgpipe.arguments import Arguments
 from tfgpipe.checks import as_count, checked_bool, checked_path
 from tfgpipe.devices import (
     all_devices,
@@ -57,6 +59,15 @@ def _num_of_optimizer(path: Any) -> int:
         return len(file.get("optimizer/vars", ()))
 
 
+# Arguments of `GPipe` that `load_model` may change.
+_CHANGEABLE = {*inspect.signature(Arguments.__init__).parameters} - {
+    "self",
+    "layers",
+    "costs",
+    "replicas",
+}
+_NONE_IS_A_VALUE = {"gradient_dtype", "skip_outliers"}
+
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
     contextvars.ContextVar("overrides", default=None)
 )
@@ -67,18 +78,7 @@ def load_model(
     num_partitions: int | None = None,
     num_micro_batches: int | None = None,
     devices: Sequence[Any] | None = None,
-    schedule: Any = None,
-    remat: Any = None,
-    remat_groups: int | None = None,
-    layers_per_cell: Sequence[int] | None = None,
-    gradient_dtype: str | None = "saved",
-    skip_nonfinite: bool | None = None,
-    skip_outliers: float | str | None = "saved",
-    trial: str | None = None,
-    weights_on: str | None = None,
-    head_parts: int | None = None,
-    shards: Mapping[str, Any] | None = None,
-    **kwargs: Any,
+    **changes: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
 
@@ -90,26 +90,12 @@ def load_model(
         num_micro_batches: M. Defaults to what was saved.
         devices: The devices, as for `GPipe`. Defaults to what was saved; where
             none were given then, to the first accelerators.
-        schedule: The schedule. Defaults to what was saved.
-        remat: The rule, or rules. Defaults to what was saved.
-        remat_groups: Groups a cell. Defaults to what was saved.
-        layers_per_cell: How many layers each cell has. Defaults to what was
-            saved; at another K, to a cut of balanced costs.
-        gradient_dtype: Of sums of gradients; None for that of each weight.
-            Defaults to "saved": what was saved.
-        skip_nonfinite: Whether mini-batches that are not finite are skipped.
-            Defaults to what was saved.
-        skip_outliers: How far outliers are that are skipped; None if none are.
-            Defaults to "saved": what was saved.
-        trial: What happens where a layer differs in micro-batches. Defaults to
-            what was saved.
-        weights_on: "devices", "host", or a device. Defaults to what was saved.
-        head_parts: Parts of the rows that go through the head. Defaults to what
-            was saved.
-        shards: Layers that several devices compute, {} for none. Defaults to
-            what was saved.
-        **kwargs: Other arguments of `keras.saving.load_model`:
-            `custom_objects`, `compile`, `safe_mode`.
+        **changes: Other arguments of `GPipe`, such as `remat`, where they are
+            to be others than were saved: at another K, a saved
+            `layers_per_cell` is left out. None stands for what was saved, but
+            for `gradient_dtype` and `skip_outliers`, of which it is a value.
+            And arguments of `keras.saving.load_model`: `custom_objects`,
+            `compile`, `safe_mode`.
 
     Returns:
         The `tfgpipe.GPipe`, compiled as it was, optimizer state included.
@@ -138,33 +124,26 @@ def load_model(
             "`path` must be what `model.save` wrote, 'NAME.keras'. "
             f"Received: path={path!r}."
         )
+    of_keras = {k: changes.pop(k) for k in [*changes] if k not in _CHANGEABLE}
     changes = {
         "num_partitions": num_partitions,
         "num_micro_batches": num_micro_batches,
-        "devices": list(devices) if isinstance(devices, tuple) else devices,
-        "schedule": schedule,
-        "remat": remat,
-        "remat_groups": remat_groups,
-        "layers_per_cell": layers_per_cell,
-        "skip_nonfinite": skip_nonfinite,
-        "trial": trial,
-        "weights_on": weights_on,
-        "head_parts": head_parts,
-        "shards": None if shards is None else dict(shards),
+        "devices": None if devices is None else [*devices],
+        **changes,
     }
-    changes = {k: v for k, v in changes.items() if v is not None}
-    if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):
-        changes["gradient_dtype"] = gradient_dtype
-    if not (isinstance(skip_outliers, str) and skip_outliers == "saved"):
-        changes["skip_outliers"] = skip_outliers
-    elif skip_nonfinite is False:
-        changes["skip_outliers"] = None
+    if changes.get("skip_nonfinite") is False:
+        changes.setdefault("skip_outliers", None)
+    changes = {
+        name: value
+        for name, value in changes.items()
+        if value is not None or name in _NONE_IS_A_VALUE
+    }
     with (
         failures.setting(_overrides, changes),
         failures.setting(seeds_expected, True),
         read_whole(path),
     ):
-        model = keras.saving.load_model(path, **kwargs)
+        model = keras.saving.load_model(path, **of_keras)
     if not isinstance(model, Saving):
         raise ValueError(
             "`path` must hold a `tfgpipe.GPipe`. Received: "
