@@ -13,7 +13,12 @@ from tfgpipe.cells.cell import (
 )
 from tfgpipe.cells.columns import WITH_COLUMNS, computes_columns, num_columns
 from tfgpipe.cells.head_tasks import HeadTasks
-from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
+from tfgpipe.cells.model_trace import (
+    LossAndMetrics,
+    ModelCall,
+    as_number,
+    trace_model,
+)
 from tfgpipe.cells.outline import (
     Outline,
     cell_of_call,
@@ -32,6 +37,7 @@ __all__ = [
     "HeadTasks",
     "KeptValues",
     "LayerCall",
+    "LossAndMetrics",
     "ModelCall",
     "Outline",
     "Section",

@@ -1,20 +1,18 @@
-"""The mini-batch's loss and metrics, from micro-batches where possible.
+"""The loss and metrics of a micro-batch, as a part of the last cell.
 
-A Keras loss of a mini-batch is a sum over rows divided by a number: the rows,
-the unmasked positions, or the sum of the weights. `Head` computes sum and
-number of each micro-batch inside the last cell, so the cell's outputs (think of
-a softmax over 32,000 words) live no longer than the micro-batch. The engine
-divides the sum of the sums by the sum of the numbers:
-
-    loss = sum over m of sum_m / sum over m of count_m
+A Keras loss of a mini-batch is a sum over rows divided by a count: the rows,
+the unmasked positions, or the sum of the weights. `Head` computes sum and count
+of each micro-batch inside the last cell, so the cell's outputs (think of a
+softmax over 32,000 words) live no longer than the micro-batch. `objective.py`
+divides the sum of the sums by the sum of the counts.
 
 A mini-batch that is one micro-batch is reduced by Keras: the sum is its loss,
-with Keras's bits, and the number 1.
+with Keras's bits, and the count 1.
 
-That holds for losses and metrics that treat every row by itself, see
-`row_wise.py`. Anything else (a function of the user's, Dice over the whole
-batch, an overridden `compute_loss`) is computed by Keras on the outputs of the
-whole mini-batch.
+This holds for losses and metrics that treat every row by itself, see
+`row_wise.py`. Keras computes any other (a function of the user's, Dice over the
+whole batch, an overridden `compute_loss`) on the outputs of the whole
+mini-batch.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from tfgpipe.state import InnerScope
 
 
 class Head:
-    """Computes loss and metrics of a micro-batch, as part of the last cell.
+    """Computes loss and metrics of a micro-batch: a `LossAndMetrics`.
 
-    The model is compiled and built.
-
-    Attributes:
-        metrics_add_up: Whether no metrics are left for who has all outputs.
-        metric_state: The variables of the metrics that it updates.
+    Args:
+        model: The model, compiled and built.
+        with_loss: Whether it computes the loss.
+        metrics_add_up: Whether the metrics follow from micro-batches.
+        updates_metrics: Whether it updates them, if so.
     """
 
     def __init__(
@@ -48,13 +46,12 @@ class Head:
     ):
         self.metrics_add_up = metrics_add_up
         self._loss = internals.compiled_loss(model) if with_loss else None
-        with_metrics = metrics_add_up and updates_metrics
-        self._metrics = (
-            internals.compiled_metrics(model) if with_metrics else None
-        )
-        self.metric_state: list[keras.Variable] = (
-            list(self._metrics.variables) if self._metrics else []
-        )
+        self._metrics = None
+        if metrics_add_up and updates_metrics:
+            self._metrics = internals.compiled_metrics(model)
+        self.metric_state: list[keras.Variable] = []
+        if self._metrics:
+            self.metric_state = list(self._metrics.variables)
 
     def __call__(
         self, y_pred: Any, labels: Any, is_split: bool
@@ -70,56 +67,45 @@ class Head:
             self._metrics.update_state(y, y_pred, sample_weight=sample_weight)
         if self._loss is None:
             return [], []
-        reduced = sum_and_count if is_split else _reduced
-        return _sums_and_counts(self._loss, y, y_pred, sample_weight, reduced)
+        compiled = self._loss
+        sums: list[tf.Tensor] = []
+        counts: list[tf.Tensor] = []
+
+        # Keras calls each loss with the labels that it has found for it.
+        def replace(_: int, loss: keras.losses.Loss) -> Callable:
+            def add_up(y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+                if is_split:
+                    total, count = sum_and_count(loss, y, y_pred, sample_weight)
+                else:
+                    total = loss(y, y_pred, sample_weight)
+                    count = tf.ones([], total.dtype)
+                sums.append(tf.cast(total, compiled.dtype))
+                counts.append(tf.cast(count, compiled.dtype))
+                return total
+
+            return add_up
+
+        with (
+            InnerScope(),  # Keras's trackers: `objective.py` updates them
+            internals.replaced_losses(compiled, replace),
+        ):
+            compiled(y, y_pred, sample_weight)
+        return sums, counts
 
 
-def _sums_and_counts(
-    compiled: Any,
-    y: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    reduced: Callable[..., tuple[tf.Tensor, tf.Tensor]],
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Adds up each output's loss; the compiled loss finds the labels."""
-    sums: list[tf.Tensor] = []
-    counts: list[tf.Tensor] = []
-
-    # Keras calls each loss with the labels it has found for it: sums are
-    # taken in that place.
-    def replace(_: int, loss: Any) -> Any:
-        def add_up(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-            total, count = reduced(loss, y_true, y_pred, sample_weight)
-            sums.append(tf.cast(total, compiled.dtype))
-            counts.append(tf.cast(count, compiled.dtype))
-            return total
-
-        return add_up
-
-    with (
-        InnerScope(),  # Keras's trackers: `objective.py` updates them
-        internals.replaced_losses(compiled, replace),
-    ):
-        compiled(y, y_pred, sample_weight)
-    return sums, counts
-
-
-def _reduced(
-    loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss of a whole mini-batch, and 1, by which it is divided."""
-    total = loss(y_true, y_pred, sample_weight)
-    return total, tf.ones([], total.dtype)
-
-
-def _check_weights(values: tf.Tensor, sample_weight: Any, mask: Any) -> None:
+def _check_weights(
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None,
+    mask: tf.Tensor | None,
+) -> None:
     """Refuses weights that would be applied along the wrong axis.
 
     Weights of rows for a loss of, say, time steps fail in Keras, unless there
-    are as many rows as steps. Where they do not fail, rows would get the
-    weights of steps. So it is with weights of steps for a loss of rows, which
-    may fit a micro-batch and not its mini-batch.
+    are as many rows as steps: then rows would get the weights of steps. Weights
+    of steps for a loss of rows may fit a micro-batch, not its mini-batch.
     """
+    # Both must broadcast with their first axes together. Keras adds or removes
+    # a last axis of one value.
     shape = tuple(values.shape)
     for name, weight in (
         ("`sample_weight`", sample_weight),
@@ -127,7 +113,9 @@ def _check_weights(values: tf.Tensor, sample_weight: Any, mask: Any) -> None:
     ):
         if weight is None or not len(weight.shape):
             continue
-        if not _have_rows_together(shape, tuple(weight.shape)):
+        small, large = sorted((shape, tuple(weight.shape)), key=len)
+        missing = len(large) - len(small)
+        if missing > 1 or (missing == 1 and large[-1] != 1):
             raise ValueError(
                 f"{name} must have one weight for each value of the loss. "
                 f"Expected {len(shape)} dimensions, as the loss has. "
@@ -136,20 +124,10 @@ def _check_weights(values: tf.Tensor, sample_weight: Any, mask: Any) -> None:
             )
 
 
-def _have_rows_together(a: tuple, b: tuple) -> bool:
-    """Whether two shapes broadcast with their first axes together.
-
-    Keras adds or removes a last axis of one value.
-    """
-    small, large = sorted((a, b), key=len)
-    same = len(small) == len(large)
-    return same or (len(small) == len(large) - 1 and large[-1] == 1)
-
-
 def sum_and_count(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The weighted sum of a loss's values, and what Keras divides it by.
+    """Returns the weighted sum of a loss's values, and Keras's divisor.
 
     `loss(y_true, y_pred, sample_weight)` is the quotient of the two, and over
     parts of a mini-batch both add up.
@@ -184,8 +162,8 @@ def sum_and_count(
             return total, tf.reduce_sum(weights)
     # Weights may broadcast. How many values the user's own losses have for a
     # row is not known.
-    is_own = getattr(loss, "is_row_wise", False)
-    size = tf.size(weighted) if is_own else _size(weighted, y_true)
+    is_users = getattr(loss, "is_row_wise", False)
+    size = tf.size(weighted) if is_users else _size(weighted, y_true)
     count = tf.cast(size, total.dtype)
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count
@@ -194,12 +172,12 @@ def sum_and_count(
     return total, valid * count / tf.cast(tf.size(mask), total.dtype)
 
 
-def _size(values: tf.Tensor, rows: tf.Tensor) -> Any:
-    """How many values there are, of as many rows as there are of labels.
+def _size(values: tf.Tensor, labels: tf.Tensor) -> int | tf.Tensor:
+    """Returns the number of values, if possible by the rows of the labels.
 
-    The labels are there before any layer runs.
+    They are known before any layer runs.
     """
     inner = values.shape[1:]
     if values.shape[0] is None and inner.is_fully_defined():
-        return tf.shape(rows)[0] * inner.num_elements()
+        return tf.shape(labels)[0] * inner.num_elements()
     return tf.size(values)

@@ -8,22 +8,21 @@ One interface, two ways:
     WholeMiniBatchLoss   any other: Keras computes it, and its gradients, from
                          the outputs of the whole mini-batch
 
-What is added up over micro-batches is divided once:
+Sums over micro-batches are divided once:
 
     loss = sum over m of sum_m / sum over m of count_m
 
-The backward pass needs nothing but the numbers to divide by.
+The backward pass needs only the counts.
 
-What Keras computes is a function of the user's, Dice over the whole batch, an
-overridden `compute_loss`: the outputs of all micro-batches are joined on the
-last device, and the gradients of the loss with respect to them are taken apart
-again.
+Keras computes a user's function, Dice over the whole batch, or an overridden
+`compute_loss`: the outputs of all micro-batches are joined on the last device,
+and the gradients of the loss with respect to them are split again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -31,19 +30,30 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.devices import names
-from tfgpipe.graphs import as_tensor, is_continuous
-from tfgpipe.graphs import gradient_sums as sums
+from tfgpipe.graphs import as_tensor, gradient_sums, is_continuous
 from tfgpipe.loss.row_wise import refusals
-from tfgpipe.micro_batches import as_specs
+from tfgpipe.micro_batches import MicroBatches, as_specs
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
+
+# A dense gradient, or a sparse one of a lookup.
+GradientTensor: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+GradientPairs = list[tuple[keras.Variable, GradientTensor]]
 
 
 class Objective:
     """The loss of one mini-batch.
 
-    `scales` is whether the backward pass starts from the loss as the optimizer
-    scales it.
+    Args:
+        model: The compiled model.
+        data: x, y and sample_weight, nests.
+        training: Whether there is a backward pass.
+        scales: Whether the backward pass starts from the loss as the optimizer
+            scales it.
+
+    Attributes:
+        direct_gradients: Weights, and their gradients that no cell computes;
+            known when the loss is.
     """
 
     def __init__(
@@ -57,26 +67,28 @@ class Objective:
         self._data = data
         self._training = training
         self._scales = scales
+        self.direct_gradients: GradientPairs = []
 
     def check(self, program: Program) -> None:
         """Checks that the loss is known when the backward pass needs it."""
 
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
-        """For each output tensor, whether it will have a gradient.
+        """Returns which outputs have gradients, and which losses of layers.
 
-        So for what hangs on them, and for each of the layers' own losses.
+        Attributes of outputs count as outputs, behind them.
         """
-        self._check_parts(batch)
-        traced = batch.traced
-        count = len(traced.handed_out) - len(traced.outputs)
-        has_outputs = [t is not None for t in traced.outputs]
-        return (
-            [*has_outputs, *[False] * count],
-            [True] * len(batch.results.extra_specs()),
-        )
+        raise NotImplementedError
+
+    def start(self, run: Pipeline) -> LossGradients:
+        """Returns the gradients of outputs and losses."""
+        raise NotImplementedError
+
+    def total(self, run: Pipeline) -> tf.Tensor:
+        """Returns the loss, a scalar, when all tasks have run."""
+        raise NotImplementedError
 
     def _check_parts(self, batch: MiniBatch) -> None:
-        """Refuses parts of a head that has no loss."""
+        """Refuses a head in parts that has no loss."""
         count = batch.cells[-1].head_parts
         if count > 1 and not batch.has_parts:
             raise ValueError(
@@ -91,13 +103,13 @@ class Objective:
             )
 
     def _words_of_loss(self, otherwise: str) -> str:
-        """What the loss of whole mini-batches is, and what may be done."""
+        """Describes a loss of whole mini-batches, and a cure."""
         y, sample_weight = map(as_specs, self._data[1:])
         y_pred = self._model.built_for("a step").output_spec
-        found = refusals(self._model, y, y_pred, sample_weight)
-        if found:
+        reasons = refusals(self._model, y, y_pred, sample_weight)
+        if reasons:
             return (
-                f"{' and '.join(found)}, so that `is_row_wise = True` cannot "
+                f"{' and '.join(reasons)}, so that `is_row_wise = True` cannot "
                 "be. Change that, or pass a loss class of Keras"
             )
         return (
@@ -106,29 +118,16 @@ class Objective:
             "a value for each row"
         )
 
-    def start(self, run: Pipeline) -> LossGradients:
-        """Where the backward pass starts, of what has run before it."""
-        raise NotImplementedError
-
-    def total(self, run: Pipeline) -> tf.Tensor:
-        """The loss, a scalar, when all tasks have run."""
-        raise NotImplementedError
-
-    def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Gradients of weights that do not come through the cells.
-
-        Known when the loss is.
-        """
-        raise NotImplementedError
-
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is None or not self._scales:
             return loss
         return optimizer.scale_loss(loss)
 
-    def unscaled(self, gradient: Any, variable: keras.Variable) -> Any:
-        """A gradient of the loss itself, or None, where its variable is."""
+    def unscaled(
+        self, gradient: GradientTensor | None, variable: keras.Variable
+    ) -> GradientTensor | None:
+        """Returns the gradient of the loss itself, on its variable's device."""
         if gradient is None:
             return None
         device = variable.value.device
@@ -140,7 +139,7 @@ class Objective:
             if scale is not one:
                 if gradient.dtype.is_complex:
                     scale = tf.cast(scale, gradient.dtype)
-                return _with_values(
+                return _changed(
                     gradient,
                     lambda values: tf.cast(values, scale.dtype) / scale,
                 )
@@ -150,21 +149,21 @@ class Objective:
 
 
 class Penalty(NamedTuple):
-    """A weight regulariser's part of the loss, where the weight is.
+    """A weight regulariser's part of the loss.
 
     Attributes:
-        device: Of the weight.
+        device: The weight's.
         value: A scalar.
-        gradients: The weights that it reads, its own or others, and its
+        gradients: The weights that it reads, this one or others, and its
             gradients with respect to them, or None.
     """
 
     device: str
     value: tf.Tensor
-    gradients: list[tuple[keras.Variable, Any]]
+    gradients: list[tuple[keras.Variable, GradientTensor | None]]
 
-    def times(self, factor: Any) -> list[tuple[keras.Variable, Any]]:
-        """The weights and their gradients, by the chain rule; or none.
+    def times(self, factor: tf.Tensor | None) -> GradientPairs:
+        """Returns the weights and their gradients, by the chain rule.
 
         `factor` is the gradient of the loss with respect to the value, or None.
         """
@@ -172,20 +171,23 @@ class Penalty(NamedTuple):
             return []
         with tf.device(self.device):
             return [
-                (variable, _scaled(gradient, factor))
+                (variable, _scaled_gradient(gradient, factor))
                 for variable, gradient in self.gradients
                 if gradient is not None
             ]
 
 
-def _scaled(gradient: Any, factor: Any) -> Any:
-    """A gradient, dense or sparse, times a scalar."""
+def _scaled_gradient(
+    gradient: GradientTensor, factor: tf.Tensor
+) -> GradientTensor:
     factor = tf.cast(factor, gradient.dtype)
-    return _with_values(gradient, lambda values: factor * values)
+    return _changed(gradient, lambda values: factor * values)
 
 
-def _with_values(gradient: Any, change: Callable[[tf.Tensor], Any]) -> Any:
-    """A gradient, dense or sparse, whose numbers are changed; of its dtype."""
+def _changed(
+    gradient: GradientTensor, change: Callable[[tf.Tensor], tf.Tensor]
+) -> GradientTensor:
+    """Returns a gradient of the same dtype whose values are changed."""
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.cast(change(gradient), gradient.dtype)
     values = tf.cast(change(gradient.values), gradient.dtype)
@@ -193,9 +195,9 @@ def _with_values(gradient: Any, change: Callable[[tf.Tensor], Any]) -> Any:
 
 
 def penalties(model: keras.Model) -> list[Penalty]:
-    """The penalty of each regularised weight of a model."""
+    """Returns the penalty of each regularised weight of a model."""
     trained = {id(v.value): v for v in model.trainable_variables}
-    found = []
+    each = []
     for variable in model.trainable_weights:
         if variable.regularizer is None:
             continue
@@ -211,41 +213,47 @@ def penalties(model: keras.Model) -> list[Penalty]:
                 if id(v) in trained
             ]
             gradients = tape.gradient(value, [v.value for v in read])
-        found.append(Penalty(device, value, [*zip(read, gradients)]))
-    return found
+        each.append(Penalty(device, value, [*zip(read, gradients)]))
+    return each
 
 
 def add_direct(
-    gradients: dict[int, Any], found: Iterable[tuple[keras.Variable, Any]]
+    gradients: dict[int, Any],
+    direct: Iterable[tuple[keras.Variable, GradientTensor]],
 ) -> None:
-    """Adds gradients to those that came through cells, by variables' ids."""
-    for variable, gradient in found:
+    """Adds gradients to the sums of cells, by the ids of variables."""
+    for variable, gradient in direct:
         known = gradients.get(id(variable))
         if known is not None:
             with tf.device(variable.value.device):
-                gradient = sums.in_order([known, gradient])
+                gradient = gradient_sums.in_order([known, gradient])
         gradients[id(variable)] = gradient
 
 
 class SummedLoss(Objective):
-    """The loss of one mini-batch, from what the head has computed."""
+    """The loss of one mini-batch, from the head's sums and counts."""
 
     _counted: list[tf.Tensor] | None = None
-    _direct: list[tuple[keras.Variable, tf.Tensor]]
 
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
-        """All but outputs: the head has their loss."""
-        _, extra = super().has_gradient(batch)
-        return [False] * batch.results.num_handed_out, extra
+        """See `Objective`: the head has the loss of outputs."""
+        self._check_parts(batch)
+        results = batch.results
+        return (
+            [False] * results.num_handed_out,
+            [True] * len(results.extra_specs()),
+        )
 
     def start(self, run: Pipeline) -> LossGradients:
-        """Where the backward pass starts."""
+        """See `Objective`."""
         results = run.results
         none = [None] * results.num_handed_out  # the head has the loss
         with tf.device(results.device):
             # loss = sum of w * total / count: by a total it is w / count.
             counts = self._counts(run)
-            scale = self._scaled(tf.ones([], self._dtype(run)))
+            dtypes = [t.dtype for t in [*counts, *results.extra_specs()]]
+            widest = max(dtypes, key=lambda d: d.size, default=tf.float32)
+            scale = self._scaled(tf.ones([], widest))
             return LossGradients(
                 outputs=[none] * run.micro_batches.count,
                 head=[
@@ -259,33 +267,29 @@ class SummedLoss(Objective):
             )
 
     def total(self, run: Pipeline) -> tf.Tensor:
-        """The loss; updates the metrics in which Keras shows its parts."""
+        """See `Objective`; updates Keras's metrics of each output's loss."""
         with tf.device(run.results.device):
-            found = penalties(self._model)
-            total = self._sum(run, found)
+            of_weights = penalties(self._model)
+            total = self._sum(run, of_weights)
             scale = self._scaled(tf.ones([], total.dtype))
         if self._training:
-            self._direct = [
-                pair for penalty in found for pair in penalty.times(scale)
+            self.direct_gradients = [
+                pair for penalty in of_weights for pair in penalty.times(scale)
             ]
         return total
 
-    def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """The gradients of weight regularisers."""
-        return self._direct
-
-    def _sum(self, run: Pipeline, found: list[Penalty]) -> tf.Tensor:
-        """The sum of all losses."""
+    def _sum(self, run: Pipeline, of_weights: list[Penalty]) -> tf.Tensor:
+        """Adds up all losses."""
         sums = _add_up(run.results.head_sums(), run.micro_batches)
         values = [
             tf.math.divide_no_nan(s, c) for s, c in zip(sums, self._counts(run))
         ]
         self._track(values, run.micro_batches.num_rows)
-        own = run.results.extra_losses()
-        own += [penalty.value for penalty in found]
+        others = run.results.extra_losses()
+        others += [penalty.value for penalty in of_weights]
         weighted = [w * v for w, v in zip(self._weights(run), values)]
         losses = [sum(weighted)] if sums else []
-        losses += [tf.reduce_sum(v) for v in own]
+        losses += [tf.reduce_sum(v) for v in others]
         if not losses:
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."
@@ -293,7 +297,7 @@ class SummedLoss(Objective):
         return keras.ops.sum(losses) if len(losses) > 1 else losses[0]
 
     def _entries(self, run: Pipeline) -> list[Any]:
-        """The losses that the head has computed, as Keras keeps them."""
+        """Returns Keras's entries of the losses that the head has computed."""
         if not run.results.num_head_losses:
             return []
         return internals.flat_losses(internals.compiled_loss(self._model))
@@ -305,7 +309,7 @@ class SummedLoss(Objective):
         ]
 
     def _counts(self, run: Pipeline) -> list[tf.Tensor]:
-        """By what each loss is divided."""
+        """Returns the number by which each loss is divided."""
         if self._counted is None:
             counts = _add_up(run.counts(), run.micro_batches)
             self._counted = [
@@ -314,13 +318,9 @@ class SummedLoss(Objective):
             ]
         return self._counted
 
-    def _dtype(self, run: Pipeline) -> Any:
-        """The widest of all losses."""
-        dtypes = [count.dtype for count in self._counts(run)]
-        dtypes += [spec.dtype for spec in run.results.extra_specs()]
-        return max(dtypes, key=lambda d: d.size, default=tf.float32)
-
-    def _track(self, values: list[tf.Tensor], num_rows: Any) -> None:
+    def _track(
+        self, values: list[tf.Tensor], num_rows: int | tf.Tensor
+    ) -> None:
         """Updates the metrics in which Keras shows each output's loss."""
         compiled = internals.compiled_loss(self._model)
         if compiled is None:
@@ -333,7 +333,7 @@ class SummedLoss(Objective):
 
 
 def _add_up(
-    per_micro_batch: list[list[tf.Tensor]], micro_batches: Any
+    per_micro_batch: Sequence[Sequence[tf.Tensor]], micro_batches: MicroBatches
 ) -> list[tf.Tensor]:
     """Sums over the micro-batches that have rows."""
     select = micro_batches.select
@@ -346,32 +346,30 @@ def _add_up(
 
 # ----------------------------------------------- a loss of the whole mini-batch
 class _Loss(NamedTuple):
-    """A loss and its gradients; without training, no gradients.
+    """A loss and its gradients, each as its source or None.
 
     Attributes:
         total: The loss, a scalar.
-        outputs: Gradients with respect to what is handed out, of the same
-            shapes, or None.
-        extra: By the layers' own losses, scalars or None.
-        penalties: By the values of the weight regularisers, scalars or None.
-        weights: By the weights, as far as the loss itself reads some.
+        outputs: Gradients with respect to outputs and their attributes.
+        extra: Gradients with respect to the losses of layers.
+        penalties: Gradients with respect to the values of weight regularisers.
+        weights: Gradients with respect to weights that the loss itself reads.
     """
 
     total: tf.Tensor
-    outputs: list[Any]
-    extra: list[Any]
-    penalties: list[Any]
-    weights: list[Any]
+    outputs: Sequence[tf.Tensor | None] = ()
+    extra: Sequence[tf.Tensor | None] = ()
+    penalties: Sequence[tf.Tensor | None] = ()
+    weights: Sequence[GradientTensor | None] = ()
 
 
 class WholeMiniBatchLoss(Objective):
     """The loss of one mini-batch, from its outputs."""
 
     _total: tf.Tensor | None = None
-    _direct: list[tuple[keras.Variable, tf.Tensor]]
 
     def check(self, program: Program) -> None:
-        """Refuses to begin to go backward before all is known."""
+        """Refuses a backward pass that begins before all outputs are known."""
         if not program.is_forward_first:
             raise ValueError(
                 "`schedule` must run all forward tasks first for a loss of "
@@ -382,14 +380,14 @@ class WholeMiniBatchLoss(Objective):
             )
 
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
-        """Traces the loss once, for nothing but what it depends on."""
+        """See `Objective`; traces the loss once, only for this."""
         self._check_parts(batch)
-        found: list[_Loss] = []
+        losses: list[_Loss] = []
         results = batch.results
 
         def trace(data: Any, handed_out: Any, extra: Any) -> None:
             values = [penalty.value for penalty in penalties(self._model)]
-            found.append(
+            losses.append(
                 self._differentiated(
                     data, handed_out, results.nest, extra, values
                 )
@@ -403,54 +401,47 @@ class WholeMiniBatchLoss(Objective):
             specs, results.specs(), results.extra_specs()
         )
         return (
-            [d is not None for d in found[0].outputs],
-            [d is not None for d in found[0].extra],
+            [d is not None for d in losses[0].outputs],
+            [d is not None for d in losses[0].extra],
         )
 
     def start(self, run: Pipeline) -> LossGradients:
-        """Computes the loss, and where the backward pass starts."""
+        """See `Objective`; computes the loss."""
         results, micro_batches = run.results, run.micro_batches
         with tf.device(results.device):
-            found = penalties(self._model)
+            of_weights = penalties(self._model)
             loss = self._differentiated(
                 self._data,
                 results.joined(),
                 results.nest,
                 results.extra_losses(),
-                [penalty.value for penalty in found],
+                [penalty.value for penalty in of_weights],
             )
             self._total = loss.total
-            self._direct = [
+            self.direct_gradients = [
                 (v, d)
                 for v, d in zip(self._trained(), loss.weights)
                 if d is not None
             ]
-            for penalty, factor in zip(found, loss.penalties):
-                self._direct += penalty.times(factor)
+            for penalty, factor in zip(of_weights, loss.penalties):
+                self.direct_gradients += penalty.times(factor)
             # Gradients of outputs: (batch, ...) -> M x (batch / M, ...).
-            return LossGradients(
-                outputs=[
-                    [
-                        None
-                        if d is None
-                        else micro_batches.select(m, d, tf.zeros_like(d))
-                        for d in part
-                    ]
-                    for m, part in enumerate(micro_batches.split(loss.outputs))
-                ],
-                head=[],
-                extra=loss.extra,
-            )
+            outputs = [
+                [
+                    None
+                    if d is None
+                    else micro_batches.select(m, d, tf.zeros_like(d))
+                    for d in gradients
+                ]
+                for m, gradients in enumerate(micro_batches.split(loss.outputs))
+            ]
+            return LossGradients(outputs, head=[], extra=loss.extra)
 
     def total(self, run: Pipeline) -> tf.Tensor:
-        """The loss, computed now if there was no backward pass."""
+        """See `Objective`; computes it if there was no backward pass."""
         if self._total is None:
             self.start(run)
         return self._total
-
-    def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """The gradients of a loss that reads weights, and of regularisers."""
-        return self._direct
 
     def _trained(self) -> list[keras.Variable]:
         variables = self._model.trainable_variables
@@ -459,21 +450,25 @@ class WholeMiniBatchLoss(Objective):
     def _differentiated(
         self,
         data: tuple[Any, Any, Any],
-        handed_out: list[Any],
-        nest: Callable[[list[Any]], Any],
+        handed_out: Sequence[tf.Tensor | None],
+        nest: Callable[[Sequence[tf.Tensor | None]], Any],
         extra: list[tf.Tensor],
         values: list[tf.Tensor],
     ) -> _Loss:
-        """The loss of (x, y, sample_weight) and its gradients.
+        """Computes the loss of (x, y, sample_weight) and its gradients.
 
-        `handed_out` are flat outputs of the whole mini-batch, with what hangs
-        on them, of which `nest` makes what the model returns. `extra` are the
-        layers' own losses, `values` those of the weight regularisers.
+        Args:
+            data: The mini-batch.
+            handed_out: Outputs of the whole mini-batch and their attributes,
+                flat.
+            nest: Makes of these what the model returns.
+            extra: The losses of layers.
+            values: The values of weight regularisers.
         """
         x, y, sample_weight = data
         outputs = [t for t in handed_out if is_continuous(t)]
         weights = [v.value for v in self._trained()]
-        # Gradients come in this order: `found` is read in it below.
+        # Gradients come in this order, and are read in it below.
         sources = [*outputs, *extra, *values, *weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
@@ -491,22 +486,22 @@ class WholeMiniBatchLoss(Objective):
                 )
             scaled = self._scaled(total) if self._training else None
         if not self._training:
-            return _Loss(total, [], [], [], [])
-        found = iter(tape.gradient(scaled, sources))
+            return _Loss(total)
+        gradients = iter(tape.gradient(scaled, sources))
         return _Loss(
             total,
             [
-                as_tensor(next(found)) if is_continuous(t) else None
+                as_tensor(next(gradients)) if is_continuous(t) else None
                 for t in handed_out
             ],
-            [next(found) for _ in extra],
-            [next(found) for _ in values],
-            list(found),
+            [next(gradients) for _ in extra],
+            [next(gradients) for _ in values],
+            list(gradients),
         )
 
 
 def _refuse_losses(layer: keras.layers.Layer) -> None:
-    """Refuses a read of what one layer has added, which a cell returned."""
+    """Refuses a read of the losses of one layer, which a cell returned."""
     raise ValueError(
         "`compute_loss` must take what layers add to the loss from "
         "`self.losses` of the model, which are those of the mini-batch. "

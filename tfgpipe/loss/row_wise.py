@@ -1,10 +1,10 @@
 """Which losses and metrics of a mini-batch follow from its micro-batches.
 
-Those that treat every row by itself, so that sums over rows are enough. That is
-known of what is listed here, and of losses that say `is_row_wise = True`. A
-function of the user's, one that looks at all labels (`Hinge` takes 0 and 1 for
--1 and 1 if there are no others) or returns one number for a batch (`Dice`) is
-not; it is given the outputs of the whole mini-batch.
+Those that treat every row by itself, so that sums over rows are enough: the
+ones listed here, and losses that say `is_row_wise = True`. A user's function,
+and one that looks at all labels (`Hinge` takes 0 and 1 for -1 and 1 if there
+are no others) or returns one number for a batch (`Dice`), are given the outputs
+of the whole mini-batch.
 
 Labels must have their rows on the axis on which the outputs have theirs, too.
 Labels of shape (8,) for outputs of shape (8, 4) do not broadcast, but a
@@ -14,7 +14,7 @@ whole mini-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -24,96 +24,63 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.graphs import stateful_kinds
 
-_LOSSES = (
-    keras.losses.BinaryCrossentropy,
-    keras.losses.BinaryFocalCrossentropy,
-    keras.losses.CategoricalCrossentropy,
-    keras.losses.CategoricalFocalCrossentropy,
-    keras.losses.CategoricalHinge,
-    keras.losses.CosineSimilarity,
-    keras.losses.Huber,
-    keras.losses.KLDivergence,
-    keras.losses.LogCosh,
-    keras.losses.MeanAbsoluteError,
-    keras.losses.MeanAbsolutePercentageError,
-    keras.losses.MeanSquaredError,
-    keras.losses.MeanSquaredLogarithmicError,
-    keras.losses.Poisson,
-    keras.losses.SparseCategoricalCrossentropy,
+Shape = Sequence[int | None]
+
+
+def _classes(module: Any, names: str) -> set[type]:
+    return {getattr(module, name) for name in names.split()}
+
+
+_LOSSES = _classes(
+    keras.losses,
+    "BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy "
+    "CategoricalFocalCrossentropy CategoricalHinge CosineSimilarity Huber "
+    "KLDivergence LogCosh MeanAbsoluteError MeanAbsolutePercentageError "
+    "MeanSquaredError MeanSquaredLogarithmicError Poisson "
+    "SparseCategoricalCrossentropy",
 )
 
-_LOSS_FUNCTIONS = {
-    "binary_crossentropy",
-    "categorical_crossentropy",
-    "mean_absolute_error",
-    "mean_squared_error",
-    "sparse_categorical_crossentropy",
-}
+# Functions that `compile(loss="mse")` wraps.
+_LOSS_FUNCTIONS = set(
+    "binary_crossentropy categorical_crossentropy mean_absolute_error "
+    "mean_squared_error sparse_categorical_crossentropy".split()
+)
 
 _REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
-# What a `MeanMetricWrapper` may average: those that fit ranks by squeezing or
-# expanding the last axis, those that do not, and those of class numbers.
-_SQUEEZING = {
-    "accuracy",
-    "binary_accuracy",
-    "concordance_correlation",
-    "cosine_similarity",
-    "huber",
-    "log_cosh",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_squared_error",
-    "mean_squared_logarithmic_error",
-    "pearson_correlation",
-}
-
-_OF_EQUAL_RANKS = {
-    "binary_crossentropy",
-    "binary_focal_crossentropy",
-    "categorical_accuracy",
-    "categorical_crossentropy",
-    "categorical_focal_crossentropy",
-    "categorical_hinge",
-    "kl_divergence",
-    "poisson",
-    "top_k_categorical_accuracy",
-}
-
-_SPARSE = {
-    "sparse_categorical_accuracy",
-    "sparse_categorical_crossentropy",
-    "sparse_top_k_categorical_accuracy",
-}
-
-# Metrics that add up what they count.
-_F_SCORES = (keras.metrics.F1Score, keras.metrics.FBetaScore)
-
-_INTERSECTIONS = (
-    keras.metrics.BinaryIoU,
-    keras.metrics.IoU,
-    keras.metrics.MeanIoU,
-    keras.metrics.OneHotIoU,
-    keras.metrics.OneHotMeanIoU,
+# What a `MeanMetricWrapper` may average: functions that fit ranks by squeezing
+# or expanding the last axis, functions that do not, and those of class numbers.
+_SQUEEZING = set(
+    "accuracy binary_accuracy concordance_correlation cosine_similarity huber "
+    "log_cosh mean_absolute_error mean_absolute_percentage_error "
+    "mean_squared_error mean_squared_logarithmic_error "
+    "pearson_correlation".split()
+)
+_OF_EQUAL_RANKS = set(
+    "binary_crossentropy binary_focal_crossentropy categorical_accuracy "
+    "categorical_crossentropy categorical_focal_crossentropy "
+    "categorical_hinge kl_divergence poisson top_k_categorical_accuracy".split()
+)
+_SPARSE = set(
+    "sparse_categorical_accuracy sparse_categorical_crossentropy "
+    "sparse_top_k_categorical_accuracy".split()
 )
 
-_COUNTERS = (
-    keras.metrics.AUC,
-    keras.metrics.FalseNegatives,
-    keras.metrics.FalsePositives,
-    keras.metrics.Precision,
-    keras.metrics.PrecisionAtRecall,
-    keras.metrics.R2Score,
-    keras.metrics.Recall,
-    keras.metrics.RecallAtPrecision,
-    keras.metrics.SensitivityAtSpecificity,
-    keras.metrics.SpecificityAtSensitivity,
-    keras.metrics.TrueNegatives,
-    keras.metrics.TruePositives,
+# Metrics that add up counts.
+_F_SCORES = _classes(keras.metrics, "F1Score FBetaScore")
+_INTERSECTIONS = _classes(
+    keras.metrics, "BinaryIoU IoU MeanIoU OneHotIoU OneHotMeanIoU"
+)
+_COUNTERS = _classes(
+    keras.metrics,
+    "AUC FalseNegatives FalsePositives Precision PrecisionAtRecall R2Score "
+    "Recall RecallAtPrecision SensitivityAtSpecificity "
+    "SpecificityAtSensitivity TrueNegatives TruePositives",
 )
 
-# What a loss may do once for each micro-batch, if it says `is_row_wise`.
-_TOLD = {"Print", "PrintV2"}
+# Operations that a loss may run once for each micro-batch, if it says
+# `is_row_wise`.
+_MESSAGES = {"Print", "PrintV2"}
 
 _MANY_ROWS = 7919  # a prime, which no other axis has
 
@@ -121,9 +88,9 @@ _MANY_ROWS = 7919  # a prime, which no other axis has
 def loss_adds_up(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> bool:
-    """Whether a compiled model's loss, which is built, is a sum over rows.
+    """Returns whether a compiled model's loss is a sum over rows.
 
-    All others are nests of specs, `keras.KerasTensor`s.
+    It is built. All others are nests of specs, `keras.KerasTensor`s.
     """
     compiled = internals.compiled_loss(model)
     if "compute_loss" in internals.overridden(model, keras.Model):
@@ -135,27 +102,25 @@ def loss_adds_up(
         return False  # of several losses for one tensor Keras may drop some
     if not _has_feature_axis(y_pred):
         return False
-    data = y, y_pred, sample_weight
-    return all(_look_at_losses(compiled, data, _is_rowwise_loss))
+    calls = _calls_of_losses(compiled, (y, y_pred, sample_weight))
+    return all(_is_rowwise_loss(*call) for call in calls)
 
 
-def _look_at_losses(
-    compiled: Any,
-    data: tuple[Any, Any, Any],
-    look: Callable[[Any, Any, Any], bool],
-) -> list[bool]:
-    """What `look` returns of each loss, its labels and its outputs.
+def _calls_of_losses(
+    compiled: keras.losses.Loss, data: tuple[Any, Any, Any]
+) -> list[tuple[keras.losses.Loss, Any, Any]]:
+    """Returns each loss, with the labels and outputs that Keras finds for it.
 
-    Keras finds those of each loss in `data`: y, y_pred and sample_weight.
+    `data` are y, y_pred and sample_weight.
     """
-    found: list[bool] = []
+    calls: list[tuple[keras.losses.Loss, Any, Any]] = []
 
-    def replace(_: int, loss: Any) -> Callable:
-        def check(y: Any, y_pred: Any, sample_weight: Any) -> Any:
-            found.append(look(loss, y, y_pred))
+    def replace(_: int, loss: keras.losses.Loss) -> Callable:
+        def note(y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+            calls.append((loss, y, y_pred))
             return tf.zeros([])
 
-        return check
+        return note
 
     with (
         internals.outside_functions(),
@@ -163,13 +128,13 @@ def _look_at_losses(
         internals.replaced_losses(compiled, replace),
     ):
         compiled(*data)
-    return found
+    return calls
 
 
-def has_own_scale(optimizer: Any) -> bool:
-    """Whether an optimizer scales the loss in a way that Keras does not know.
+def has_own_scale(optimizer: keras.Optimizer | None) -> bool:
+    """Returns whether an optimizer scales the loss as Keras's do not.
 
-    Keras's own multiply it by a number, which does not follow from the loss.
+    Keras's multiply it by a number, which does not follow from the loss.
     """
     return optimizer is not None and not internals.is_keras(
         optimizer.scale_loss
@@ -179,9 +144,9 @@ def has_own_scale(optimizer: Any) -> bool:
 def metrics_add_up(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> bool:
-    """Whether a compiled model's metrics only add up rows.
+    """Returns whether a compiled model's metrics only add up rows.
 
-    The arguments are those of `loss_adds_up`.
+    The arguments are as in `loss_adds_up`.
     """
     if "compute_metrics" in internals.overridden(model, keras.Model):
         return False
@@ -195,21 +160,25 @@ def metrics_add_up(
 
 
 def _has_feature_axis(y_pred: Any) -> bool:
-    """Losses average the last axis, which must not be the batch."""
+    """Returns whether the last axis, which losses average, is not the batch."""
     return all(len(t.shape) > 1 for t in tree.flatten(y_pred) if t is not None)
 
 
-def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
+def _is_rowwise_loss(loss: keras.losses.Loss, y: Any, y_pred: Any) -> bool:
     if _refusal(loss, y, y_pred) is not None:
         return False
     if getattr(loss, "is_row_wise", False):
         return True
     if tree.is_nested(y) or tree.is_nested(y_pred) or y is None:
         return False
-    function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
+    function = getattr(loss, "fn", None)
+    is_of_keras = internals.is_keras_function(function)
     name = getattr(function, "__name__", "")
-    known = internals.is_keras_function(function) and name in _LOSS_FUNCTIONS
-    if _has_own_values(loss) or (not known and type(loss) not in _LOSSES):
+    is_listed = type(loss) in _LOSSES or (
+        is_of_keras and name in _LOSS_FUNCTIONS
+    )
+    is_changed = "call" in internals.overridden(loss)
+    if is_changed or not is_listed or (function and not is_of_keras):
         return False
     if name in _SPARSE:
         return _fits_sparse(y.shape, y_pred.shape)
@@ -219,37 +188,35 @@ def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
 def refusals(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> list[str]:
-    """Says of losses that say `is_row_wise = True` why that cannot be.
+    """Says of losses that say `is_row_wise = True` why they cannot be.
 
-    The arguments are those of `loss_adds_up`.
+    The arguments are as in `loss_adds_up`.
     """
     compiled = internals.compiled_loss(model)
-    if compiled is None or "compute_loss" in internals.overridden(
-        model, keras.Model
-    ):
+    overridden = internals.overridden(model, keras.Model)
+    if compiled is None or "compute_loss" in overridden:
         return []
-    found: list[str] = []
+    reasons = []
+    calls = _calls_of_losses(compiled, (y, y_pred, sample_weight))
+    for loss, labels, outputs in calls:
+        if not getattr(loss, "is_row_wise", False):
+            continue
+        reason = _refusal(loss, labels, outputs)
+        if reason is None and not _has_feature_axis(outputs):
+            reason = "gets outputs without an axis besides the batch"
+        if reason is not None:
+            reasons.append(f"{type(loss).__name__} {reason}")
+    return reasons
 
-    def look(loss: Any, y: Any, y_pred: Any) -> bool:
-        why = _refusal(loss, y, y_pred)
-        if why is None and not _has_feature_axis(y_pred):
-            why = "gets outputs without an axis besides the batch"
-        if getattr(loss, "is_row_wise", False) and why is not None:
-            found.append(f"{type(loss).__name__} {why}")
-        return True
 
-    _look_at_losses(compiled, (y, y_pred, sample_weight), look)
-    return found
-
-
-def _refusal(loss: Any, y: Any, y_pred: Any) -> str | None:
+def _refusal(loss: keras.losses.Loss, y: Any, y_pred: Any) -> str | None:
     """Says why a loss cannot be computed of some rows at a time, or None.
 
     It must accept labels and outputs of very many rows: if labels of one rank
     and outputs of another fit only for as many rows as another axis is long, it
     fails. And it must not assign or draw, which Keras does once a mini-batch.
     """
-    if _has_own_call(loss):
+    if "__call__" in internals.overridden(loss, keras.losses.Loss):
         return "has a `__call__` of its own, which weighs and reduces"
     if loss.reduction not in _REDUCTIONS:
         return f"has reduction={loss.reduction!r}"
@@ -258,7 +225,7 @@ def _refusal(loss: Any, y: Any, y_pred: Any) -> str | None:
     if not getattr(loss, "is_row_wise", False):
         return None
     kinds: set[str] = set()
-    assigned: list[Any] = []
+    assigned: list[keras.Variable] = []
 
     def call(y: Any, y_pred: Any) -> None:
         with keras.StatelessScope() as scope:
@@ -267,28 +234,29 @@ def _refusal(loss: Any, y: Any, y_pred: Any) -> str | None:
         graph = tf.compat.v1.get_default_graph()
         kinds.update(stateful_kinds(graph.get_operations()))
 
-    def many(spec: Any) -> Any:  # in the dtype to which Keras casts both
+    def of_many_rows(spec: keras.KerasTensor) -> tf.TensorSpec:
+        # In the dtype to which Keras casts both.
         return tf.TensorSpec((_MANY_ROWS, *spec.shape[1:]), loss.dtype)
 
     try:
         tf.function(call, autograph=False).get_concrete_function(
-            *tree.map_structure(many, (y, y_pred))
+            *tree.map_structure(of_many_rows, (y, y_pred))
         )
     except Exception as error:  # Keras says what is wrong, on the mini-batch
         lines = str(error).strip().splitlines() or [""]
         return (
             f"fails for {_MANY_ROWS} rows ({type(error).__name__}: {lines[0]})"
         )
-    kinds -= _TOLD
     if assigned:
         return "assigns variables, or draws from their seeds"
-    if kinds:
-        return f"runs {', '.join(sorted(kinds))}, once for each mini-batch"
+    if kinds - _MESSAGES:
+        names = ", ".join(sorted(kinds - _MESSAGES))
+        return f"runs {names}, once for each mini-batch"
     return None
 
 
 def _is_rowwise_metric(
-    metric: Any, y: Any, y_pred: Any, sample_weight: Any
+    metric: keras.Metric, y: Any, y_pred: Any, sample_weight: Any
 ) -> bool:
     if any(map(tree.is_nested, (y, y_pred, sample_weight))) or y is None:
         return False
@@ -307,9 +275,9 @@ def _is_rowwise_metric(
 
 
 def _averages_rows(
-    metric: Any, y: Any, y_pred: Any, weights_rank: int | None
+    metric: keras.Metric, y: Any, y_pred: Any, weights_rank: int | None
 ) -> bool:
-    """Whether a metric is a mean of values that rows have by themselves."""
+    """Returns whether a metric averages values, each of one row."""
     arguments = internals.function_arguments(metric)
     function = internals.metric_function(metric)
     if type(metric) is keras.metrics.RootMeanSquaredError:
@@ -337,21 +305,25 @@ def _averages_rows(
 
 
 def _intersects_rows(
-    metric: Any, y: Any, y_pred: Any, weights_rank: int | None
+    metric: keras.Metric, y: Shape, y_pred: Shape, weights_rank: int | None
 ) -> bool:
-    """Whether an `IoU` finds as many class numbers in labels as in outputs."""
+    """Returns whether an `IoU` has a label for each output.
+
+    As class numbers, or in an axis of classes.
+    """
     if metric.axis != -1:
         return False
     labels = y if metric.sparse_y_true else y[:-1]
-    found = y_pred if metric.sparse_y_pred else y_pred[:-1]
-    ones = len(found) == len(labels) + 1 and found[-1] == 1
+    outputs = y_pred if metric.sparse_y_pred else y_pred[:-1]
+    has_one_more = len(outputs) == len(labels) + 1 and outputs[-1] == 1
     return (
-        labels[1:] == found[1:] or (labels[1:] == found[1:-1] and ones)
+        labels[1:] == outputs[1:]
+        or (labels[1:] == outputs[1:-1] and has_one_more)
     ) and weights_rank in (None, len(labels))
 
 
-def _fits_squeezed(y: Any, y_pred: Any) -> bool:
-    """Whether shapes have equal ranks once Keras has adapted the last axis."""
+def _fits_squeezed(y: Shape, y_pred: Shape) -> bool:
+    """Returns whether ranks are equal once Keras has adapted the last axis."""
     if len(y) == len(y_pred) + 1:
         return y[-1] == 1
     if len(y_pred) == len(y) + 1:
@@ -359,20 +331,6 @@ def _fits_squeezed(y: Any, y_pred: Any) -> bool:
     return len(y) == len(y_pred)
 
 
-def _fits_sparse(y: Any, y_pred: Any) -> bool:
-    """Whether labels are class numbers, one for each last axis of outputs."""
+def _fits_sparse(y: Shape, y_pred: Shape) -> bool:
+    """Returns whether labels are class numbers, one for each row of outputs."""
     return len(y) == len(y_pred) - 1 or (len(y) == len(y_pred) and y[-1] == 1)
-
-
-def _has_own_values(loss: keras.losses.Loss) -> bool:
-    """Whether a user says what a loss of Keras computes, as in a subclass."""
-    owner = next(cls for cls in type(loss).__mro__ if "call" in vars(cls))
-    if not internals.is_keras(owner) or "call" in vars(loss):
-        return True
-    function = getattr(loss, "fn", None)
-    return function is not None and not internals.is_keras_function(function)
-
-
-def _has_own_call(loss: keras.losses.Loss) -> bool:
-    """Whether a loss replaces Keras's weighting and reduction by its own."""
-    return type(loss).__call__ is not keras.losses.Loss.__call__

@@ -387,7 +387,7 @@ class TrainingSteps(Hooks):
     ) -> list[tuple[Any, keras.Variable]]:
         """Gradients, or None, and their weights."""
         gradients = run.gradients() if run.is_training else {}
-        add_direct(gradients, loss.direct_gradients())
+        add_direct(gradients, loss.direct_gradients)
         pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
         taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
         changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]

@@ -36,9 +36,9 @@ class LossGradients(NamedTuple):
             None.
     """
 
-    outputs: list[list[Any]]
+    outputs: Sequence[Sequence[tf.Tensor | None]]
     head: list[tf.Tensor]
-    extra: list[Any]
+    extra: Sequence[tf.Tensor | None]
 
     def for_micro_batch(
         self, m: int, micro_batches: MicroBatches, made: Differentiated

@@ -13,6 +13,7 @@ from tfgpipe.cells import (
     Cell,
     CellTasks,
     HeadTasks,
+    LossAndMetrics,
     ModelCall,
     Tracer,
     cell_of_call,
@@ -73,7 +74,7 @@ class MiniBatch:
         labels: Any,
         num_micro_batches: int,
         training: bool,
-        head: Any,
+        head: LossAndMetrics | None,
         remat: Remat,
         tracer: Tracer,
         trial: Any = None,
@@ -135,7 +136,8 @@ class MiniBatch:
             and traced.num_head_losses > 0
             and not is_split
         )
-        hands_out = not is_last or not head.metrics_add_up
+        adds_up = head is not None and head.metrics_add_up
+        hands_out = not (is_last and adds_up)
         self.results = Results(
             traced, cells[-1].device, self.micro_batches, self.values, hands_out
         )

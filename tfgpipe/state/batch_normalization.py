@@ -1,37 +1,32 @@
 """Batch normalisation: its moments, and how its statistics move.
 
-Where there are several micro-batches, what a layer assigns to its moving mean
-and variance is not kept: they move once, with the moments of the mini-batch. By
-which rule is seen in what the layer assigned, old * a + new * b with a + b = 1,
-and every other rule is refused. (One micro-batch is the mini-batch; then moving
-statistics are state as any other.)
+With several micro-batches, moving mean and variance move once, with the moments
+of the mini-batch, and not as a layer assigns them. The rule is read off what
+the layer assigned, old * a + new * b with a + b = 1, and every other rule is
+refused: sums, differences and products with constants are followed back in the
+graph. (One micro-batch is the mini-batch; then moving statistics are state as
+any other.)
 
 Moments of a micro-batch may be those over replicas.
 `BatchNormalization(synchronized=True)` normalises micro-batch i by the moments
 of the rows that all replicas have in their i-th micro-batches, its partners.
 They follow from three sums over rows: 1, x and (x - c)^2. Each replica sums its
-own rows, and the partners' sums are added up. The constant c, the same in all
+rows, and the partners' sums are added up. The constant c, the same in all
 replicas, is the moving mean: the nearer to the mean, the less is lost to
 rounding.
 
 The addition is a point in the model's graph, in the forward pass and, as it
 is its own derivative, in the backward pass: every replica receives the sum, so
-every replica sends back a gradient for it. `graphs/cut.py` cuts the
-graph there, and `run/chain.py` adds up. Nothing else knows of it.
+every replica sends back a gradient for it. `graphs/cut.py` cuts the graph
+there, and `run/chain.py` adds up. Nothing else knows of it.
 
-A batch normalisation that normalises one value by itself is warned of. Where a
-micro-batch has one row, and each row one value of a channel, the variance is 0:
-the output is `beta` whatever the input, and no gradient goes back. Plain Keras
-does that, too, with one row; but here the rows are those of a micro-batch, not
-those that the user sees. How many values there are is often known only when a
-step runs; then the step itself warns.
+The user is warned of a batch normalisation of single values. With one row in a
+micro-batch, and one value of a channel in a row, the variance is 0: the output
+is `beta` whatever the input, and no gradient goes back. So does plain Keras
+with one row, but users do not see the rows of micro-batches. If the number of
+values is known only when a step runs, the step itself warns.
 
 Limits: masks are not looked at, nor axes whose length is unknown while tracing.
-
-What an assignment makes of the tensors that it takes is read in the graph. A
-random seed moves on by `seed + [0, 1]`, a moving statistic by `old * a + new *
-b`. Whether a layer does so is seen in what it assigned: sums, differences and
-products with constants are followed back to the tensors in question.
 
 References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
 [Peng et al., 2018](https://arxiv.org/abs/1711.07240) on moments over devices.
@@ -41,7 +36,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import keras
@@ -53,6 +48,12 @@ from tfgpipe.graphs import sum_over_replicas
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.state.rules import sum_of
 
+# Of one call of a layer: mean, variance, count (None without a mask), and what
+# `count_of_few` returned.
+CallMoments = tuple[Any, ...]
+# Numbers (a, b): a statistic becomes old * a + new * b.
+Rule = tuple[Any, Any]
+
 _KEPT = (1.0, 0.0)
 
 _ROUNDING = {2: 2.0**-6, 4: 2.0**-21, 8: 2.0**-50}  # by bytes of a float
@@ -61,36 +62,40 @@ _ROUNDING = {2: 2.0**-6, 4: 2.0**-21, 8: 2.0**-50}  # by bytes of a float
 class MovingStatistics:
     """The moving statistics of a model, while its layers run.
 
-    Of the `layers`, batch normalisations, moments are recorded in place of
-    moving their statistics.
+    They do not move: moments and rules of `layers` are recorded.
 
     Attributes:
-        layers: Those, and others that were built while layers run.
-        moments: By the id of a layer a list of its calls, each a (mean,
-            variance, count, few), where count is None without a mask, and few
-            is that of `count_of_few`.
-        rules: By the id of a layer a list of its calls, each the pairs (a, b)
-            by which its mean and its variance move: old * a + new * b.
+        layers: These batch normalisations, and those that are built later.
+        moments: By the id of a layer the moments of each call.
+        rules: By the id of a layer the rules of each call, for its mean and
+            its variance.
     """
 
     def __init__(self, layers: Sequence[keras.layers.BatchNormalization]):
         self.layers = [*layers]
-        self._owners: dict[int, tuple[Any, int]] = {}
+        # By the id of a statistic, its layer, and 0 for a mean.
+        self._owners: dict[
+            int, tuple[keras.layers.BatchNormalization, int]
+        ] = {}
         for layer in layers:
-            self._own(layer)
+            self._note(layer)
         self._moved: set[int] = set()
         self._stale: dict[int, str] = {}
         self._odd: dict[int, str] = {}
-        self.moments: dict[int, list[Any]] = {id(v): [] for v in layers}
-        self.rules: dict[int, list[Any]] = {id(v): [] for v in layers}
+        self.moments: dict[int, list[CallMoments]] = {
+            id(layer): [] for layer in layers
+        }
+        self.rules: dict[int, list[list[Rule]]] = {
+            id(layer): [] for layer in layers
+        }
 
-    def _own(self, layer: keras.layers.BatchNormalization) -> None:
+    def _note(self, layer: keras.layers.BatchNormalization) -> None:
         for i, v in enumerate((layer.moving_mean, layer.moving_variance)):
             if v is not None:  # it is built
                 self._owners[id(v)] = layer, i
 
     def has(self, variable: keras.Variable) -> bool:
-        """Whether a variable is one of them."""
+        """Returns whether a variable is one of them."""
         return id(variable) in self._owners
 
     def read(self, variable: keras.Variable) -> None:
@@ -99,11 +104,16 @@ class MovingStatistics:
             self._stale[id(variable)] = variable.path
 
     def record(
-        self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
+        self,
+        layer: keras.layers.BatchNormalization,
+        inputs: tf.Tensor,
+        mask: tf.Tensor | None,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
     ) -> None:
         """Notes the moments by which a batch normalisation normalises."""
         if id(layer.moving_mean) not in self._owners:
-            self._own(layer)
+            self._note(layer)
             if id(layer) not in self.moments:
                 self.layers.append(layer)
                 self.moments[id(layer)], self.rules[id(layer)] = [], []
@@ -119,7 +129,7 @@ class MovingStatistics:
     def assign(
         self, variable: keras.Variable, old: tf.Tensor, value: tf.Tensor
     ) -> None:
-        """Notes by which rule a layer moves a variable."""
+        """Notes the rule by which a layer moves a variable."""
         layer, i = self._owners[id(variable)]
         rule = None
         calls = self.rules[id(layer)]
@@ -133,7 +143,7 @@ class MovingStatistics:
         self._moved.add(id(variable))
 
     def check(self) -> None:
-        """Refuses what cannot be told of the mini-batch."""
+        """Refuses reads and rules for which the mini-batch has no moments."""
         if self._stale:
             raise ValueError(
                 "A layer must not read the moving statistics of a "
@@ -158,32 +168,36 @@ class MovingStatistics:
             )
 
 
-def _rule(
-    old: tf.Tensor, new: tf.Tensor, value: tf.Tensor
-) -> tuple[Any, Any] | None:
-    """The numbers (a, b) with value = old * a + new * b and a + b = 1."""
+def _rule(old: tf.Tensor, new: tf.Tensor, value: tf.Tensor) -> Rule | None:
+    """Returns numbers (a, b) with value = old * a + new * b and a + b = 1."""
     limit = _ROUNDING[value.dtype.size]
-    found = factors(value, [old, new])
-    if found is None:
+    numbers = factors(value, [old, new])
+    if numbers is None:
         return None
-    a, b, constant = found
+    a, b, constant = numbers
     if np.any(constant) or np.any(abs(a + b - 1) > limit):
         return None
     return a, b
 
 
-def is_synchronized(layer: Any) -> bool:
-    """Whether a layer asks for moments over replicas."""
+def is_synchronized(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer asks for moments over replicas."""
     return getattr(layer, "synchronized", False) is True
 
 
-def choosing_moments(graph: Any) -> Callable:
-    """The moments by which each layer of a model normalises.
+def choosing_moments(
+    graph: tf.Graph,
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    """Returns a function that computes the moments of layers of a model.
 
-    Only in the model's graph, this one, can partners add up.
+    Partners can add up only in the model's graph.
     """
 
-    def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+    def moments(
+        layer: keras.layers.BatchNormalization,
+        inputs: tf.Tensor,
+        mask: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         if not is_synchronized(layer):
             return internals.batch_moments(layer, inputs, mask)
         if internals.current_graph() is not graph:
@@ -202,13 +216,17 @@ def choosing_moments(graph: Any) -> Callable:
 def moments_over_replicas(
     layer: keras.layers.BatchNormalization,
     inputs: tf.Tensor,
-    mask: Any,
+    mask: tf.Tensor | None,
     add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The mean and variance that a batch normalisation normalises by.
+    """Returns the mean and variance of the rows of all partners.
 
-    `mask` says which positions count, of the shape of the inputs without the
-    last dimension; None for all. `add_up` adds a tensor up over replicas.
+    Args:
+        layer: The batch normalisation.
+        inputs: Its inputs.
+        mask: The positions that count, of the shape of the inputs without the
+            last dimension; None for all.
+        add_up: Adds a tensor up over replicas.
     """
     channels = layer.axis % inputs.shape.rank
     axes = [i for i in range(inputs.shape.rank) if i != channels]
@@ -230,8 +248,8 @@ def moments_over_replicas(
         count = tf.reduce_sum(tf.cast(mask, inputs.dtype) + zeros, axes)
         extra = keras.config.epsilon()  # as in Keras
     # 3 x (channels,)
-    own = [count, tf.reduce_sum(inputs, axes), tf.reduce_sum(squares, axes)]
-    count, total, square = tf.unstack(add_up(tf.stack(own)))
+    sums = [count, tf.reduce_sum(inputs, axes), tf.reduce_sum(squares, axes)]
+    count, total, square = tf.unstack(add_up(tf.stack(sums)))
     mean = tf.math.divide_no_nan(total, count + extra)
     # sum (x - mean)^2 = sum (x - near)^2 - 2 d sum (x - near) + d^2 sum 1
     d = mean - near
@@ -243,8 +261,10 @@ def moments_over_replicas(
 _warned: weakref.WeakSet[keras.layers.Layer] = weakref.WeakSet()
 
 
-def count_of_few(layer: Any, inputs: tf.Tensor) -> tf.Tensor | None:
-    """How many values of each channel there are, or None if surely several."""
+def count_of_few(
+    layer: keras.layers.BatchNormalization, inputs: tf.Tensor
+) -> tf.Tensor | None:
+    """Returns the number of values of a channel, or None if surely several."""
     channels = layer.axis % inputs.shape.rank
     rows, *others = [n for i, n in enumerate(inputs.shape) if i != channels]
     if rows not in (None, 1) or any(n != 1 for n in others):
@@ -257,43 +277,46 @@ class SingleValues:
 
     def __init__(self, micro_batches: MicroBatches):
         self._micro_batches = micro_batches
-        self._layers: list[Any] = []
-        self._found: list[tf.Tensor] = []
+        self._layers: list[keras.layers.Layer] = []
+        self._are_single: list[tf.Tensor] = []
 
     def look(
-        self, layer: Any, counts: list[list[Any]], groups: Sequence[list[int]]
+        self,
+        layer: keras.layers.BatchNormalization,
+        counts: Sequence[Sequence[tf.Tensor | None]],
+        groups: Sequence[Sequence[int]],
     ) -> None:
         """Looks at a layer that takes moments of `groups` of micro-batches.
 
-        `counts` are, for each micro-batch, what `count_of_few` returned, call
-        by call.
+        `counts` are the results of `count_of_few` of each micro-batch and call.
         """
         select = self._micro_batches.select
-        found = []
-        for own in groups:
-            for call in zip(*(counts[m] for m in own)):
+        are_single = []
+        for group in groups:
+            for call in zip(*(counts[m] for m in group)):
                 if None not in call:
-                    here = [select(m, n, 0) for m, n in zip(own, call)]
-                    found.append(tf.equal(tf.add_n(here), 1))
-        if found and self._micro_batches.count > 1 and layer not in _warned:
+                    known = [select(m, n, 0) for m, n in zip(group, call)]
+                    are_single.append(tf.equal(tf.add_n(known), 1))
+        several = self._micro_batches.count > 1
+        if are_single and several and layer not in _warned:
             self._layers.append(layer)
-            self._found.append(tf.reduce_any(tf.stack(found)))
+            self._are_single.append(tf.reduce_any(tf.stack(are_single)))
 
     def warn(self) -> None:
-        """Warns of what was found, of each layer once."""
+        """Warns of each layer once."""
         if not self._layers:
             return
         rows = self._micro_batches.num_rows
         with tf.device(None):  # Python runs here
-            values = [tf.stack(self._found), tf.convert_to_tensor(rows)]
+            values = [tf.stack(self._are_single), tf.convert_to_tensor(rows)]
             op = tf.numpy_function(self._warn, values, [])
             internals.run_independently(op)
 
-    def _warn(self, found: Any, rows: Any) -> None:
+    def _warn(self, are_single: np.ndarray, rows: int) -> None:
         if rows == 1:  # as in plain Keras
             return
         count = min(rows, self._micro_batches.count)
-        for layer, is_single in zip(self._layers, found):
+        for layer, is_single in zip(self._layers, are_single):
             if is_single and layer not in _warned:
                 _warned.add(layer)
                 warnings.warn(
@@ -315,56 +338,56 @@ _PRODUCTS = {"Mul", "MulNoNan"}
 _SUMS = {"Add": 1, "AddV2": 1, "Sub": -1}
 
 
-def factors(tensor: tf.Tensor, sources: Sequence[tf.Tensor]) -> Any:
-    """The numbers a and c with tensor = sum of a[i] * sources[i], + c.
+def factors(
+    tensor: tf.Tensor, sources: Sequence[tf.Tensor]
+) -> list[Any] | None:
+    """Returns numbers a and c with tensor = sum of a[i] * sources[i], + c.
 
-    The sources are of the tensor's graph, or of those around it. An array of
-    the a[i], and then c; None if it cannot be told.
+    The sources are of the tensor's graph, or of those around it.
+
+    Returns:
+        The a[i], and then c; None if they cannot be told.
     """
-    places = {source.ref(): i for i, source in enumerate(sources)}
-    return _Reader(places).of(tensor)
+    indexes = {source.ref(): i for i, source in enumerate(sources)}
+    known: dict[Hashable, list[Any] | None] = {}
 
+    def only(index: int, value: Any) -> list[Any]:
+        numbers: list[Any] = [0] * (len(sources) + 1)
+        numbers[index] = np.asarray(value)
+        return numbers
 
-class _Reader:
-    """Reads one formula; `places` has a source's index by its reference."""
-
-    def __init__(self, places: dict[Any, int]):
-        self._places = places
-        self._found: dict[Any, Any] = {}
-
-    def of(self, tensor: tf.Tensor) -> Any:
-        """The factors of a tensor of the formula, see `factors`."""
+    def factors_of(tensor: tf.Tensor) -> list[Any] | None:
         ref = tensor.ref()
-        if ref not in self._found:
-            self._found[ref] = self._read(tensor)
-        return self._found[ref]
+        if ref not in known:
+            known[ref] = read(tensor)
+        return known[ref]
 
-    def _read(self, tensor: tf.Tensor) -> Any:
-        # [a of each source, ..., c]. A sum of two such lists is one, as is the
-        # product with a constant; of anything else nothing is known.
-        place = self._places.get(tensor.ref())
-        if place is not None:
-            return self._unit(place, 1)
+    # A sum of two such lists is one, as is the product with a constant; of
+    # anything else nothing is known.
+    def read(tensor: tf.Tensor) -> list[Any] | None:
+        index = indexes.get(tensor.ref())
+        if index is not None:
+            return only(index, 1)
         if internals.is_eager(tensor):
             if tensor.dtype == tf.resource:
                 return None
-            return self._unit(-1, tensor.numpy())
+            return only(-1, tensor.numpy())
         op = tensor.op
         if op.type == "Const":
-            return self._unit(-1, tf.get_static_value(tensor))
+            return only(-1, tf.get_static_value(tensor))
         if op.type == "Placeholder":  # of a function inside, or an argument
             for outer, inner in tensor.graph.captures:
                 if inner is tensor:
-                    return self.of(outer)
+                    return factors_of(outer)
             return None
         if op.type in _SAME:
-            return self.of(op.inputs[0])
+            return factors_of(op.inputs[0])
         if op.type == "Cast":
-            given = op.inputs[0].dtype
-            is_same = given.is_floating == tensor.dtype.is_floating
-            return self.of(op.inputs[0]) if is_same else None
+            source = op.inputs[0]
+            is_same = source.dtype.is_floating == tensor.dtype.is_floating
+            return factors_of(source) if is_same else None
         if op.type in _SUMS or op.type in _PRODUCTS:
-            a, b = (self.of(t) for t in op.inputs)
+            a, b = (factors_of(t) for t in op.inputs)
             if a is None or b is None:
                 return None
             if op.type in _SUMS:
@@ -374,30 +397,29 @@ class _Reader:
             return [x * b[-1] for x in a] if _is_constant(b) else None
         return None
 
-    def _unit(self, place: int, value: Any) -> list[Any]:
-        """Nothing but one of the numbers."""
-        found: list[Any] = [0] * (len(self._places) + 1)
-        found[place] = np.asarray(value)
-        return found
+    return factors_of(tensor)
 
 
-def _is_constant(numbers: Any) -> bool:
+def _is_constant(numbers: Sequence[Any]) -> bool:
     return not any(np.any(a) for a in numbers[:-1])
 
 
 def moving_statistics(
-    rules: Sequence[Any],
+    rules: Sequence[Sequence[Rule]],
     initial: tuple[tf.Tensor, tf.Tensor],
-    moments: Sequence[Sequence[Any]],
+    moments: Sequence[Sequence[CallMoments]],
     micro_batches: MicroBatches,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The moving mean and variance, moved once by a mini-batch's moments.
+    """Moves mean and variance once, by the moments of a mini-batch.
 
-    `initial` are those before the mini-batch; `rules` those of the layer, call
-    by call, and `moments` by micro-batch, as `MovingStatistics` has them.
+    Args:
+        rules: The rules of a layer, by call.
+        initial: Mean and variance before the mini-batch.
+        moments: The layer's moments, by micro-batch and call.
+        micro_batches: How the rows fall into micro-batches.
     """
 
-    def updated(old: tf.Tensor, new: tf.Tensor, rule: Any) -> tf.Tensor:
+    def updated(old: tf.Tensor, new: tf.Tensor, rule: Rule) -> tf.Tensor:
         a, b = (tf.constant(factor, new.dtype) for factor in rule)
         return tf.cast(tf.cast(old, new.dtype) * a + new * b, old.dtype)
 
@@ -411,9 +433,9 @@ def moving_statistics(
 
 
 def combine_moments(
-    moments: list[Any], micro_batches: MicroBatches
+    moments: Sequence[CallMoments], micro_batches: MicroBatches
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of a mini-batch from those of its micro-batches."""
+    """Returns mean and variance of a mini-batch, by micro-batches."""
     means, variances, unmasked, _ = zip(*moments)
     if len(moments) == 1:
         return means[0], variances[0]
@@ -426,7 +448,7 @@ def combine_moments(
         )
     total = sum_of(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
-    # The variance is that within micro-batches, and that between their means.
+    # The variance within micro-batches, and between their means.
     mean = sum_of([w * m for w, m in zip(shares, means)])
     variance = sum_of(
         [

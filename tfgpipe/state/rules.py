@@ -1,20 +1,19 @@
-"""What micro-batches do to the variables that no optimizer updates.
+"""Rules for variables that no optimizer updates, over micro-batches.
 
 Every micro-batch of a mini-batch starts from the same state, and the variable
 is assigned once, after the last micro-batch:
 
-    random seeds         `SeedRule`    advance by what every micro-batch draws
-    metrics              `MetricRule`  run on from micro-batch to micro-batch
-    other numbers        `MeanRule`    of the new values, weighted by rows
-    other integers       `FirstRule`   the new value of the first micro-batch
-    batch normalisation                the moments of the mini-batch
+    random seeds         advance by the draws of every micro-batch
+    metrics              run on from micro-batch to micro-batch
+    other numbers        the mean of the new values, weighted by rows
+    other integers       the new value of the first micro-batch
+    batch normalisation  the moments of the mini-batch
 
 Batch normalisation is in `batch_normalization.py`. Seeds are saved here, too,
-which Keras does not do.
+which Keras does not do. With one micro-batch, the values that its layers
+assigned are assigned.
 
-Where there is one micro-batch, what its layers assigned is what is assigned.
-
-The moments of a mini-batch follow from those of its micro-batches exactly
+The moments of a mini-batch follow exactly from those of its micro-batches
 ([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
 mean = sum w_m mean_m, variance = sum w_m (variance_m + (mean_m - mean)^2),
 where w_m is the share of the rows (of the unmasked positions) of micro-batch m.
@@ -30,7 +29,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -38,95 +37,52 @@ import tensorflow as tf
 from tfgpipe.micro_batches import MicroBatches
 
 
-class SeedRule(NamedTuple):
-    """A random seed: advances by what every micro-batch draws, in order.
-
-    So bits depend on the micro-batch and not on how layers fall into cells.
-
-    Attributes:
-        draws: Draws of one micro-batch.
-    """
-
-    draws: int
-
-    def start(self, value: tf.Tensor, rank: Any) -> tf.Tensor:
-        """With what a micro-batch begins, after `rank` others.
-
-        `value` is the seed before the mini-batch.
-        """
-        return advance_seed(value, self.draws, rank)
-
-    def end(self, value: tf.Tensor, micro_batches: MicroBatches) -> tf.Tensor:
-        """The value after the mini-batch."""
-        rank = micro_batches.rank(micro_batches.count)
-        return advance_seed(value, self.draws, rank)
-
-
-class MetricRule(NamedTuple):
-    """A metric: a micro-batch begins with what the one before has left.
-
-    Attributes:
-        aggregation: What becomes of several replicas' values, see
-            `keras.Variable`.
-    """
-
-    aggregation: str
-
-    def first(self, value: tf.Tensor, is_first_replica: bool) -> tf.Tensor:
-        """With what a replica begins: what is summed is zero in all but one."""
-        if is_first_replica:
-            return value
-        if self.aggregation == "sum":
-            return tf.zeros_like(value)
-        return tf.identity(value)
-
-    def end(self, lasts: list[tf.Tensor]) -> tf.Tensor:
-        """The value after the mini-batch, for what each replica has left."""
-        if len(lasts) == 1 or self.aggregation not in ("sum", "mean"):
-            return lasts[0]
-        total = sum_of(lasts)
-        if self.aggregation == "sum":
-            return total
-        return _if_equal(lasts, tf.cast(total / len(lasts), total.dtype))
-
-
-class MeanRule:
-    """Any other number: the mean of the new values, weighted by rows."""
-
-    def end(
-        self, values: list[tf.Tensor], micro_batches: MicroBatches
-    ) -> tf.Tensor:
-        """The value after the mini-batch, for those of micro-batches."""
-        return weighted_mean(values, micro_batches)
-
-
-class FirstRule:
-    """Any other integer, such as a counter: what the first micro-batch left."""
-
-    def end(
-        self, values: list[tf.Tensor], micro_batches: MicroBatches
-    ) -> tf.Tensor:
-        """The value after the mini-batch, for those of micro-batches."""
-        del micro_batches
-        return values[0]
-
-
 def advance_seed(
     seed: tf.Tensor, draws: int, micro_batch: Any, draws_before: Any = 0
 ) -> tf.Tensor:
-    """The seed, shape (2,), with which a micro-batch starts.
+    """Returns the seed, shape (2,), with which a micro-batch starts.
 
-    Before it came `micro_batch` others, an int or a scalar, with `draws` each,
-    and `draws_before` of its own.
+    Bits depend on the micro-batch, and not on cells.
+
+    Args:
+        seed: The seed before the mini-batch.
+        draws: The number of draws of each micro-batch.
+        micro_batch: The number of micro-batches before, an int or a scalar.
+        draws_before: The number of draws before of the micro-batch itself.
     """
     steps = tf.cast(micro_batch, seed.dtype) * draws + draws_before
     return seed + tf.stack([tf.zeros_like(steps), steps])
 
 
+def replica_metric(
+    value: tf.Tensor, aggregation: str, is_first_replica: bool
+) -> tf.Tensor:
+    """Returns the value of a metric with which a replica begins.
+
+    A value that is summed is zero in all but one. `aggregation` is the
+    variable's, see `keras.Variable`.
+    """
+    if is_first_replica:
+        return value
+    if aggregation == "sum":
+        return tf.zeros_like(value)
+    return tf.identity(value)
+
+
+def merged_metric(values: list[tf.Tensor], aggregation: str) -> tf.Tensor:
+    """Returns a metric's value, by the last one of each replica."""
+    if len(values) == 1 or aggregation not in ("sum", "mean"):
+        return values[0]
+    total = sum_of(values)
+    if aggregation == "sum":
+        return total
+    return _if_equal(values, tf.cast(total / len(values), total.dtype))
+
+
 def weighted_mean(
     values: list[tf.Tensor], micro_batches: MicroBatches
 ) -> tf.Tensor:
-    """Mean of the micro-batches' values, weighted by their rows.
+    """Returns the mean of micro-batches' values, weighted by rows.
 
     Where all are equal it is that value to the bit, an infinity too. A
     micro-batch without rows counts for nothing.
@@ -141,13 +97,13 @@ def weighted_mean(
 
 
 def _if_equal(values: list[tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
-    """What all values are, where they are equal; else another value."""
+    """Returns the value of all, where they are equal; else another one."""
     is_equal = tf.stack([value == values[-1] for value in values])
     return tf.where(tf.reduce_all(is_equal, axis=0), values[-1], otherwise)
 
 
 def sum_of(values: list[tf.Tensor]) -> tf.Tensor:
-    """The sum, rounded alike every time, which that of AddN is not."""
+    """Returns the sum, always rounded alike, which a sum by AddN is not."""
     return tf.reduce_sum(tf.stack(values), axis=0)
 
 
@@ -178,8 +134,8 @@ class RandomState(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Called by Keras to load; plain Keras files have no seeds."""
-        seeds, names = self._seeds(), list(store.keys())
-        saved = {key: store[key] for key in names}
+        seeds = self._seeds()
+        saved = {key: store[key] for key in list(store.keys())}
         if not saved:
             if seeds and seeds_expected.get():
                 warnings.warn(

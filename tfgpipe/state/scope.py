@@ -1,8 +1,8 @@
 """The variables of layers while they run: values in, new values out.
 
-Layers read and assign Keras variables. In a model's graph, what they read is a
-placeholder, and what they assign is a result; nothing is captured, and nothing
-is changed on the way. What cannot be carried out of the graph is refused.
+Layers read and assign Keras variables. In a model's graph, they read
+placeholders, and values that they assign are results; nothing is captured, and
+nothing is changed on the way. Values that cannot leave the graph are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -25,14 +25,14 @@ from tfgpipe.state.rules import advance_seed
 class Use(NamedTuple):
     """A weight, as one section of a model's graph reads it.
 
-    So each use has a gradient of its own, wherever cells end. A weight that is
-    sent is one, too, if nobody trains it.
+    Each use has a gradient, wherever cells end. A frozen weight has uses if it
+    is sent.
 
     Attributes:
         variable: The variable, trained or sent.
         section: The number of the section.
         tensor: A placeholder.
-        piece: The columns that it reads; None for all.
+        piece: The columns that are read; None for all.
         is_trained: Whether it may have a gradient.
     """
 
@@ -42,31 +42,31 @@ class Use(NamedTuple):
     piece: Piece | None = None
     is_trained: bool = True
 
-    def of(self, value: Any) -> Any:
-        """What the section reads of a value of the variable."""
+    def of(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the columns of a value of the variable that are read."""
         return value if self.piece is None else self.piece.of(value)
 
 
 class ModelScope(internals.ReadingScope):
     """Runs a model on placeholders of its variables, and notes new values.
 
-    Variables get theirs when they are read first: those that are trained or
-    sent one in each section, all others one.
+    A variable gets a placeholder when it is read first; a trained or sent one
+    gets another in each section.
 
     Args:
-        section: Tells the section of what is made now.
+        section: Returns the number of the section of the next operation.
         trained: The ids of the variables that may be trained; None for all.
         seeds: Random seeds.
         moving: Statistics that move at the end of the mini-batch.
         training: Whether there is a backward pass.
-        tape: Is to watch what is trained; None without training.
-        sent: The ids of weights that are uses if nobody trains them, too.
+        tape: Watches trained weights; None without training.
+        sent: The ids of weights that have uses if they are frozen, too.
 
     Attributes:
-        uses: Of those that are trained or sent, in order.
-        given: By the id of another, it and its placeholder.
-        values: All that was assigned, also on the way to the new values.
-        draws: How often the seed of an id was drawn.
+        uses: Uses of trained or sent weights, in order.
+        given: By the id of another variable, it and its placeholder.
+        values: All assigned values, also those that were assigned over.
+        draws: By the id of a seed, the number of its draws.
         overwritten: ids and paths of seeds that got another value than the next
             one.
     """
@@ -78,7 +78,7 @@ class ModelScope(internals.ReadingScope):
         seeds: Sequence[keras.Variable],
         moving: MovingStatistics,
         training: bool,
-        tape: Any,
+        tape: tf.GradientTape | None,
         sent: Collection[int] = (),
     ):
         self._sent = sent
@@ -88,9 +88,9 @@ class ModelScope(internals.ReadingScope):
         self._moving = moving
         self._training = training
         self._tape = tape
-        own = [(v, self._placeholder(v)) for v in seeds]
-        super().__init__(own, collect_losses=True)
-        self.given = {id(v): (v, t) for v, t in own}
+        placeholders = [(v, self._placeholder(v)) for v in seeds]
+        super().__init__(placeholders, collect_losses=True)
+        self.given = {id(v): (v, t) for v, t in placeholders}
         self.uses: list[Use] = []
         self.values: list[tf.Tensor] = []
         self.draws: collections.Counter[int] = collections.Counter()
@@ -111,14 +111,14 @@ class ModelScope(internals.ReadingScope):
     def reading(
         self, pieces: Sequence[tuple[keras.Variable, Piece]]
     ) -> Iterator[None]:
-        """Inside, variables are pieces of them, to whoever reads them.
+        """Inside, pieces of variables are read instead of the variables.
 
         To be entered when a section has begun, and left before the next one.
         """
-        own = {id(variable): piece for variable, piece in pieces}
-        before = {key: self.state_mapping.get(key) for key in own}
+        by_id = {id(variable): piece for variable, piece in pieces}
+        before = {key: self.state_mapping.get(key) for key in by_id}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(internals.replaced(self, "_pieces", own))
+            stack.enter_context(internals.replaced(self, "_pieces", by_id))
             for variable, piece in pieces:
                 shape = piece.shape(variable.shape)
                 stack.enter_context(internals.of_shape(variable, shape))
@@ -156,8 +156,8 @@ class ModelScope(internals.ReadingScope):
             use.tensor if new is None else _with_value(use.tensor, use.of(new))
         )
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """Called where a variable is read."""
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns the value of a variable; Keras calls it."""
         self._know(variable)
         key = id(variable)
         if self._training:
@@ -172,11 +172,11 @@ class ModelScope(internals.ReadingScope):
         is_given = key not in self._assigned
         return handle if is_given else _with_value(handle, value)
 
-    def handle_of(self, variable: keras.Variable) -> Any:
-        """By what tapes inside a layer know a variable.
+    def handle_of(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns the tensor by which tapes inside a layer know a variable.
 
-        If one watches it, a tensor of its own, which is what is read from then
-        on: what was read before the tape is constant to it.
+        If one watches it, a new tensor, which is read from then on: values that
+        were read before the tape are constant to it.
         """
         self._know(variable)
         key = id(variable)
@@ -187,7 +187,7 @@ class ModelScope(internals.ReadingScope):
         return self._handles.get(key, given)
 
     def _identity(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Another tensor of the model's graph, wherever the layer is now."""
+        """Copies a tensor in the model's graph, wherever the layer is now."""
         if internals.current_graph() is self._graph:
             return tf.identity(tensor)
         with self._graph.as_default():
@@ -198,8 +198,8 @@ class ModelScope(internals.ReadingScope):
         key = id(variable)
         use = self._use_of.get(key)
         is_trained = use is not None and use.is_trained
-        has_function = is_trained or key in self._seeds
-        if has_function and internals.in_custom_gradient(variable):
+        is_refused = is_trained or key in self._seeds
+        if is_refused and internals.in_custom_gradient(variable):
             raise ValueError(
                 "A layer must not read its variables in a function that has a "
                 "gradient of its own, such as `keras.remat(f)`, "
@@ -211,7 +211,7 @@ class ModelScope(internals.ReadingScope):
         self._moving.read(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """`Variable.assign` calls it: later layers read the new value."""
+        """Has later layers read a new value; `Variable.assign` calls it."""
         variable, value = update
         self._know(variable)
         key = id(variable)
@@ -237,7 +237,7 @@ class ModelScope(internals.ReadingScope):
         self.values.append(self._new_value(key))
 
     def _is_foreign_seed(self, variable: keras.Variable) -> bool:
-        """Whether it is that of a generator no layer lists, as Keras's own."""
+        """Returns whether no layer lists its generator, as the global one."""
         return (
             id(variable) in self.given
             and variable.name == "seed_generator_state"
@@ -249,13 +249,13 @@ class ModelScope(internals.ReadingScope):
         return tf.convert_to_tensor(value)
 
     def new_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """What is assigned: the variables and their new values."""
+        """Returns assigned variables and their new values."""
         return [(v, self._new_value(key)) for key, v in self._assigned.items()]
 
     def _value_outside(
         self, variable: keras.Variable, value: tf.Tensor
     ) -> tf.Tensor:
-        """A value of a `tf.function` inside a layer in the layer's graph."""
+        """Returns a value of a function inside a layer in the model's graph."""
         current = internals.current_graph()
         if current is self._graph:
             return value
@@ -271,18 +271,23 @@ class ModelScope(internals.ReadingScope):
         with self._graph.as_default():
             return advance_seed(seed, 0, 0, self.draws[id(variable)])
 
-    def _refuse_graph(self, what: str) -> None:
-        """Refuses what cannot leave a condition, a loop or a function."""
+    def _refuse_graph(self, action: str) -> None:
+        """Refuses an action whose value cannot leave a loop or a function."""
         raise ValueError(
             "Variables must be assigned, random numbers drawn and batches "
             "normalised by a layer directly. Received: "
-            f"{what} in a branch of a condition, in a loop or in a "
+            f"{action} in a branch of a condition, in a loop or in a "
             "`tf.function`, from which a pipeline cannot take it to the end of "
             "the mini-batch. Do it before, and choose by `keras.ops.where`."
         )
 
     def record(
-        self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
+        self,
+        layer: keras.layers.BatchNormalization,
+        inputs: tf.Tensor,
+        mask: tf.Tensor | None,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
     ) -> None:
         """Notes the moments by which a batch normalisation normalises."""
         if internals.current_graph() is not self._graph:
@@ -293,29 +298,26 @@ class ModelScope(internals.ReadingScope):
 class InnerScope(keras.StatelessScope):
     """Holds assignments back; reads as the scope around it does."""
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """Called where a variable is read."""
-        own = super().get_current_value(variable)
-        if own is None and self.original_scope is not None:
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns the value of a variable; Keras calls it."""
+        value = super().get_current_value(variable)
+        if value is None and self.original_scope is not None:
             return self.original_scope.get_current_value(variable)
-        return own
+        return value
 
 
 def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """The value, exactly, with the gradient and the dtype of the weight."""
+    """Returns the exact value, with the gradient and dtype of the weight."""
     value = tf.cast(value, weight.dtype)
     return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))
 
 
-def _is_next(value: Any, seed: Any) -> bool:
-    """Whether the new value of a seed is the next one: the seed plus (0, 1).
-
-    So is that of `SeedGenerator.next()`: the operations tell.
-    """
-    found = factors(value, [seed])
-    if found is None:
+def _is_next(value: tf.Tensor, seed: tf.Tensor) -> bool:
+    """Returns whether `SeedGenerator.next()` made it: the seed plus (0, 1)."""
+    numbers = factors(value, [seed])
+    if numbers is None:
         return False
-    scale, offset = found
+    scale, offset = numbers
     if internals.is_eager(seed):  # a graph may have copied it
         seed = seed.numpy()
         return np.array_equal(scale * seed + offset, seed + [0, 1])
