@@ -16,112 +16,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.devices import names
-
-# Of a mini-batch that is merged, as graphs are, no row is one of an example.
-_MERGED = (
-    "Check how the data is batched. Where examples are merged, as graphs of "
-    "different sizes are, pass num_micro_batches=1 and no replicas, or pad "
-    "them: a row for each example."
-)
-
-
-def batch_dimension(nest: Any, name: str, is_split: bool = True) -> int | None:
-    """Returns the number of rows of a nest of tensors, None if known later.
-
-    Args:
-        nest: Tensors of shape (batch, ...); None leaves are skipped.
-        name: What to call the nest in an error.
-        is_split: Whether rows go apart, so that all leaves must have as many.
-            Else those of the first leaf count, as for Keras.
-
-    Raises:
-        ValueError: If a leaf is no dense tensor with a batch dimension, two
-            leaves disagree, or there are no rows.
-    """
-    known: list[int | None] = []
-    for leaf in tree.flatten(nest):
-        if leaf is None:
-            continue
-        check_dense(leaf, name)
-        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (0, None):
-            raise ValueError(
-                f"`{name}` must hold dense tensors of shape (batch, ...). "
-                f"Received: {leaf}. Batch the data."
-            )
-        known.append(leaf.shape[0])
-    different = {count for count in known if count is not None}
-    if is_split and len(different) > 1:
-        raise ValueError(
-            f"`{name}` must have the same number of rows everywhere. "
-            f"Received: {sorted(different)} rows. {_MERGED}"
-        )
-    if different == {0}:
-        raise ValueError(
-            f"`{name}` must have at least one row. Received: a batch with "
-            "shapes "
-            f"{[tuple(t.shape) for t in tree.flatten(nest) if t is not None]}."
-            " Drop empty batches from the data."
-        )
-    if is_split:
-        return next(iter(different), None)
-    return next(iter(known), None)
-
-
-def is_dense(leaf: Any) -> bool:
-    """Whether a leaf of data, or a spec of one, is neither sparse nor ragged.
-
-    SciPy's matrices are sparse, too.
-    """
-    others = (
-        tf.SparseTensor,
-        tf.SparseTensorSpec,
-        tf.RaggedTensor,
-        tf.RaggedTensorSpec,
-    )
-    return not isinstance(leaf, others) and not hasattr(leaf, "tocoo")
-
-
-def check_dense(nest: Any, name: str) -> None:
-    """Refuses data, or specs of data, that are sparse or ragged.
-
-    Args:
-        nest: What is checked; None leaves are skipped.
-        name: What to call the nest in an error.
-
-    Raises:
-        ValueError: If a leaf is sparse or ragged.
-    """
-    for leaf in tree.flatten(nest):
-        if is_dense(leaf):
-            continue
-        kind = type(leaf).__name__.removesuffix("Spec")
-        is_ragged = kind == "RaggedTensor"
-        raise ValueError(
-            f"`{name}` must hold dense tensors of shape (batch, ...), whose "
-            f"rows fall into micro-batches. Received: a {kind} of shape "
-            f"{tuple(leaf.shape)}. "
-            + (
-                "Pad it: `tensor.to_tensor()`, or each mini-batch of a dataset "
-                "by `dataset.map(lambda x, y: (x.to_tensor(), y))`."
-                if is_ragged
-                else "Make it dense: `tf.sparse.to_dense(tensor)`, or "
-                "`matrix.toarray()` of SciPy's; or, where all rows would take "
-                "too much memory, each mini-batch: `tf.data.Dataset"
-                ".from_tensor_slices((x, y)).batch(32).map(lambda x, y: "
-                "(tf.sparse.to_dense(x), y))`, with `x` a `tf.SparseTensor`."
-            )
-        )
-
-
-def first_tensor(nest: Any) -> Any:
-    """The first leaf of a nest that is not None: it has the nest's rows."""
-    return next(t for t in tree.flatten(nest) if t is not None)
+from tfgpipe.inputs import batch_dimension
 
 
 class MicroBatches:
@@ -248,83 +148,11 @@ class MicroBatches:
         return tf.TensorSpec(shape, tensor.dtype)
 
 
-def check_rows(
-    x: Any, y: Any, sample_weight: Any, is_split: bool = True
-) -> list[tf.Operation]:
-    """Refuses a mini-batch whose parts have different numbers of rows.
-
-    Where it is not split, only one without any rows.
-
-    Returns:
-        What checks numbers of rows that are known only at run time. It fails
-        with a `tf.errors.InvalidArgumentError`.
-
-    Raises:
-        ValueError: If the numbers are known and differ.
-    """
-    rows = batch_dimension(x, "x", is_split)
-    first = first_tensor(x)
-    checks = []
-    for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
-        other = batch_dimension(nest, name, is_split)
-        if not is_split:
-            continue
-        message = f"`{name}` must have as many rows as `x`."
-        if rows is not None and other is not None and rows != other:
-            raise ValueError(
-                f"{message} Received: {rows} rows of x and {other} of {name}. "
-                f"{_MERGED}"
-            )
-        if name == "x":
-            message = "`x` must have the same number of rows everywhere."
-        for leaf in tree.flatten(nest):
-            if leaf is None or leaf is first:
-                continue
-            if None in (first.shape[0], leaf.shape[0]):
-                checks.append(
-                    tf.debugging.assert_equal(
-                        tf.shape(leaf)[0],
-                        tf.shape(first)[0],
-                        message=f"{message} {_MERGED}",
-                    )
-                )
-    return [] if tf.executing_eagerly() else checks
-
-
 def _assert_rows(num_rows: tf.Tensor) -> Any:
     return tf.debugging.assert_positive(
         num_rows,
         message="A batch must have at least one row. Received: a batch with "
         "zero rows. Drop empty batches from the data.",
-    )
-
-
-def as_specs(nest: Any) -> Any:
-    """Shapes and dtypes of a nest as `keras.KerasTensor`s, any batch size.
-
-    Raises:
-        ValueError: If a tensor's number of dimensions is unknown.
-    """
-
-    def as_spec(tensor: Any) -> Any:
-        if tensor is None:
-            return None
-        if tf.TensorShape(tensor.shape).rank is None:
-            raise ValueError(
-                "Data must have a known number of dimensions. Received: "
-                f"{tensor}. Call `set_shape` on it where the dataset is made, "
-                "or give `from_generator` an `output_signature`."
-            )
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        return keras.KerasTensor((None, *tensor.shape[1:]), dtype)
-
-    return tree.map_structure(as_spec, nest)
-
-
-def shapes(nest: Any) -> Any:
-    """The shapes of a nest of tensors or specs, as tuples."""
-    return tree.map_structure(
-        lambda t: None if t is None else tuple(t.shape), nest
     )
 
 

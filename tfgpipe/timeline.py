@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe import inputs
 from tfgpipe.checks import checked_counts
 from tfgpipe.run import Clock, Event
 from tfgpipe.schedules import Op, Program, merged
-from tfgpipe.sequence import inputs
 
 __all__ = ["Event", "measure", "simulated"]
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgpipe.micro_batches import MicroBatches, as_specs, batch_dimension
+from tfgpipe.inputs import as_specs, batch_dimension
+from tfgpipe.micro_batches import MicroBatches
 
 SIZES = [(n, m) for n in (1, 2, 3, 7, 8, 19) for m in (1, 2, 3, 4, 8)]
 

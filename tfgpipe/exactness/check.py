@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import internals
+from tfgpipe import inputs, internals
 from tfgpipe.exactness.layers import HOST, OnHost, Recorded, summed
 from tfgpipe.exactness.report import (
     Report,
@@ -37,9 +37,8 @@ from tfgpipe.exactness.report import (
     without_tiny,
 )
 from tfgpipe.graphs import as_tensor, is_continuous, tensors
-from tfgpipe.micro_batches import check_rows, first_tensor
+from tfgpipe.inputs import check_rows, first_tensor
 from tfgpipe.model import ByLayers, GPipe, Rehearsal, all_finite
-from tfgpipe.sequence import inputs
 from tfgpipe.state import is_synchronized
 from tfgpipe.trial import try_all
 

@@ -10,14 +10,14 @@ from typing import Any
 import keras
 from keras import tree
 
-from tfgpipe import internals
+from tfgpipe import inputs, internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
 from tfgpipe.model.groups import grouped_cells, shared_out
 from tfgpipe.model.shards import tell_of_large
 from tfgpipe.schedules import Remat, Schedule
-from tfgpipe.sequence import inputs, too_many_cells
+from tfgpipe.sequence import too_many_cells
 from tfgpipe.state import RandomState
 
 

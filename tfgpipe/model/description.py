@@ -22,7 +22,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.devices import placement
-from tfgpipe.micro_batches import shapes
+from tfgpipe.inputs import shapes
 from tfgpipe.model.build import Built
 from tfgpipe.model.face import Face
 from tfgpipe.schedules import Rule, Schedule

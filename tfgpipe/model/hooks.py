@@ -23,19 +23,19 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import failures, internals
+from tfgpipe import failures, inputs, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
 from tfgpipe.devices import Storage, names, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
-from tfgpipe.micro_batches import as_specs, is_dense, shapes
+from tfgpipe.inputs import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.compilation import Compilation
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.model.own_step import OwnStep, in_pipeline
-from tfgpipe.sequence import inputs, is_task
+from tfgpipe.sequence import is_task
 from tfgpipe.state import RandomState
 from tfgpipe.trial import Trial
 

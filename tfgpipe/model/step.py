@@ -18,10 +18,11 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals
+from tfgpipe import inputs, internals
 from tfgpipe.cells import Tracer, as_number
 from tfgpipe.devices import placement
 from tfgpipe.failures import one_step, setting
+from tfgpipe.inputs import as_specs, check_dense, check_rows
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -33,11 +34,6 @@ from tfgpipe.loss import (
     metrics_add_up,
     penalties,
 )
-from tfgpipe.micro_batches import (
-    as_specs,
-    check_dense,
-    check_rows,
-)
 from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
@@ -48,7 +44,6 @@ from tfgpipe.run import (
     update_on_devices,
     updates_slices_alike,
 )
-from tfgpipe.sequence import inputs
 from tfgpipe.trial import Trial
 
 

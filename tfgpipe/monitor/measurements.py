@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfgpipe import internals, timeline
 from tfgpipe.cells import outline
 from tfgpipe.graphs import operation_flops
-from tfgpipe.micro_batches import as_specs, first_tensor
+from tfgpipe.inputs import as_specs, first_tensor
 from tfgpipe.run import Clock, Event
 
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import inputs as inputs_lib
 from tfgpipe import internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import num_columns
@@ -53,7 +54,6 @@ from tfgpipe.plans.workload import (
 )
 from tfgpipe.profiles import LayerSeconds, Profile
 from tfgpipe.schedules import CHUNKS, SCHEDULES, devices_for
-from tfgpipe.sequence import inputs as inputs_lib
 from tfgpipe.sequence import region_bounds, source_of, too_many_cells
 
 _MIB = 2**20

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import inputs as inputs_lib
 from tfgpipe import internals
 from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
 from tfgpipe.costs import (
@@ -40,8 +41,13 @@ from tfgpipe.costs import (
     with_weights,
 )
 from tfgpipe.devices import names
+from tfgpipe.inputs import (
+    as_specs,
+    check_rows,
+    first_tensor,
+    shapes,
+)
 from tfgpipe.loss import Head, loss_adds_up
-from tfgpipe.micro_batches import as_specs, check_rows, first_tensor, shapes
 from tfgpipe.profiles.lone_layer import (
     LayersAlone,
     LayerValues,
@@ -56,7 +62,6 @@ from tfgpipe.profiles.profile_record import (
     TaskSeconds,
     share_between_quartiles,
 )
-from tfgpipe.sequence import inputs as inputs_lib
 from tfgpipe.sequence import source_of
 
 

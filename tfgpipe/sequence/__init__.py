@@ -1,9 +1,8 @@
-"""What the user gives, checked: layers, a functional model, data."""
+"""The user's model, checked: layers, or a functional model."""
 
-from tfgpipe.sequence import inputs
 from tfgpipe.sequence.regions import region_bounds
-from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import (
+    check_supported,
     is_task,
     items_from_config,
     layers_of,
@@ -14,7 +13,6 @@ from tfgpipe.sequence.steps import too_many_cells
 
 __all__ = [
     "check_supported",
-    "inputs",
     "is_task",
     "items_from_config",
     "layers_of",

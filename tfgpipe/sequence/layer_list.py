@@ -1,15 +1,14 @@
 """A list of layers: checked for a chain, and called one after the other.
 
-Layers of a functional model that is no chain are refused. A functional model is
-a graph of layers and of operations such as `+`, which are no layers. Its list
-of layers says nothing of branches and operations: called one after the other,
-the layers compute something else. Keras notes in each layer on which symbolic
-tensors it was called; so the chain that is asked for can be compared with the
-graph.
+Layers of a functional model that is no chain are refused. Its list of layers
+says nothing of branches, and of operations such as `+`, which are no layers:
+called one after the other, the layers compute something else. Keras notes in
+each layer the symbolic tensors on which it was called; so the list can be
+compared with the graph.
 
 A layer that was never called in a graph goes anywhere, and so does one that
-takes the outputs of a layer that is left out: the user has put something else
-in its place, or begins in the middle.
+takes the outputs of a layer that is left out: the user has replaced that one,
+or begins in the middle.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
+from tfgpipe.inputs import shapes
 from tfgpipe.internals import SymbolicCall
-from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
 from tfgpipe.sequence.steps import Source, resolve_cost
 from tfgpipe.sequence.whole_model import called_model
@@ -33,10 +32,7 @@ from tfgpipe.sequence.whole_model import called_model
 class LayerList(Source):
     """A list of layers, some with a cost, maybe after a `keras.Input`.
 
-    See `Source`; its calls are those of its layers, one after the other.
-
-    Attributes:
-        model: The model that the layers are of, if that was given.
+    See `Source`; it has a call of each layer, one after the other.
     """
 
     model: keras.Model | None = None
@@ -47,19 +43,17 @@ class LayerList(Source):
         self.user_model = models[0] if models else None
         self.layers = []
         self._is_explained = False
-        found = list(items) if isinstance(items, (list, tuple)) else []
-        first = found[0] if found else None
-        start = 0  # index of the first layer
-        if found and _input_spec(found[0]) is not None:
-            self.input_spec = _input_spec(found.pop(0))
-            start = 1
-        if not found:
+        left = list(items) if isinstance(items, (list, tuple)) else []
+        first = left[0] if left else None
+        self.input_spec = _input_spec(first)
+        start = 0 if self.input_spec is None else 1  # of the first layer
+        if not left[start:]:
             self.problems.append(
                 "`layers` must be a list of at least one Keras layer. "
                 f"Received: layers={items!r}. Pass what you would pass to "
                 "`keras.Sequential`."
             )
-        for index, item in enumerate(found, start):
+        for index, item in enumerate(left[start:], start):
             self._add(index, item)
         self.calls = [LayerCall(layer) for layer in self.layers]
         if self.input_spec is None and self.layers:
@@ -85,21 +79,25 @@ class LayerList(Source):
         return internals.replaced(self, "_is_explained", True)
 
     def opened(self) -> set[int]:
-        """The ids of the models that the layers are of."""
+        """See `Source`; the models that have these layers."""
         return {id(model) for model in self.models}
 
     def symbolic(self, spec: Any) -> Any:
-        """What the layers return for symbolic tensors."""
-        with _building(self.layers):
+        """Returns the layers' symbolic outputs; they may get variables."""
+        with (
+            internals.deferred_variables(),
+            internals.tracing_anew(),
+            internals.in_no_graph(self.layers),
+        ):
             for layer in self.layers:
                 spec = layer(spec)
         return spec
 
     def arranged(self, x: Any) -> Any:
-        """Data as the first layer takes it.
+        """Returns data as the first layer takes it.
 
-        As in `keras.Sequential`, where there is a `keras.Input` it may be in a
-        dict by its name, which may hold more, or in a list by itself.
+        As in `keras.Sequential`, the tensor for a `keras.Input` may be in a
+        dict by its name, which may hold more, or alone in a list.
 
         Raises:
             ValueError: If there are other inputs.
@@ -111,10 +109,10 @@ class LayerList(Source):
             return x[name]
         if not is_dict and len(x) == 1:
             return x[0]
-        found = f"a dict of {[*x]}" if is_dict else f"{len(x)} tensors"
+        received = f"a dict of {[*x]}" if is_dict else f"{len(x)} tensors"
         raise ValueError(
             f"`x` must have the input of the list of layers, '{name}'. "
-            f"Received: {found}. Pass one tensor, or a dict that has it by "
+            f"Received: {received}. Pass one tensor, or a dict that has it by "
             "this name; for several inputs, make a `GPipe` of a functional "
             "model."
         )
@@ -125,15 +123,15 @@ class LayerList(Source):
         num_partitions: int,
         regions: Sequence[int] | None = None,
     ) -> list[int]:
-        """The number of layers, or of steps, of each cell."""
+        """Returns the number of layers, or of steps, of each cell."""
         if len(costs) == len(self.layers):
             return partition(costs, num_partitions)
         return super().cut(costs, num_partitions, regions)
 
     def config(self) -> dict[str, Any]:
-        """The layers as plain values; a layer that comes again is one.
+        """Returns the layers as plain values, each once, and their order.
 
-        Or their model, if it has weights beside theirs.
+        Or their model, if it has other weights.
         """
         model = self.user_model
         if model is not None and internals.direct_variables(model):
@@ -159,17 +157,13 @@ class LayerList(Source):
                 "`keras.layers.Lambda`; a `keras.Input` comes first."
             )
             return
-        self._check_cost(layer, cost)
+        if not (cost is None or callable(cost)):  # these are called later
+            try:
+                resolve_cost(layer, cost, None)
+            except ValueError as error:
+                self.problems.append(str(error))
         self.layers.append(layer)
         self.costs.append(cost)
-
-    def _check_cost(self, layer: keras.layers.Layer, cost: Any) -> None:
-        if cost is None or callable(cost):
-            return  # what functions return is checked when they are called
-        try:
-            resolve_cost(layer, cost, None)
-        except ValueError as error:
-            self.problems.append(str(error))
 
     def _check_names(self) -> None:
         by_name = {layer.name: layer for layer in self.layers}
@@ -190,22 +184,21 @@ class LayerList(Source):
                 "`layers` must be a chain: each layer is called on what the "
                 "one before returns. Received the layers of another graph: "
                 f"{problem}. Pass the functional model itself, "
-                "`keras.Model(inputs, outputs)`: it is taken apart by its "
-                "graph. To put layers of "
-                "a chain into another order, pass copies: "
+                "`keras.Model(inputs, outputs)`. To put layers of a chain into "
+                "another order, pass copies: "
                 "`layer.from_config(layer.get_config())`."
             )
 
 
 def is_pair(item: Any) -> bool:
-    """Whether an item of a list is one with its cost."""
+    """Returns whether an item of a list is a pair with its cost."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         return False
     return not isinstance(item[1], (keras.layers.Layer, keras.KerasTensor))
 
 
-def _input_spec(item: Any) -> Any:
-    """The tensor of a `keras.Input`, for batches of any size; or None."""
+def _input_spec(item: Any) -> keras.KerasTensor | None:
+    """Returns the tensor of a `keras.Input`, for any batch size; or None."""
     layer = internals.input_layer(item)
     if layer is None:
         return None
@@ -215,10 +208,10 @@ def _input_spec(item: Any) -> Any:
     return keras.Input(shape, dtype=layer.dtype, name=layer.name)
 
 
-def _declared_by(layer: keras.layers.Layer) -> Any:
-    """The input that a first layer stands for in `keras.Sequential`, or None.
+def _declared_by(layer: keras.layers.Layer) -> keras.KerasTensor | None:
+    """Returns the input that a first layer declares in `keras.Sequential`.
 
-    That of its `input_shape=`, or of a model that is built for one tensor.
+    By `input_shape=`, or a model that is built for one tensor; else None.
     """
     shape = internals.input_shape_argument(layer)
     if shape is not None:
@@ -235,11 +228,11 @@ class _Chain:
 
     def __init__(self, layers: Sequence[keras.layers.Layer]):
         self._layers = layers
-        self._own = {id(layer) for layer in layers}
-        self._taken: set[int] = set()  # tensors that earlier layers take
+        self._ids = {id(layer) for layer in layers}
+        self._inputs: set[int] = set()  # tensors that earlier layers take
 
     def problem(self, first: Any, start: int) -> str | None:
-        """What of the layers' graph is not the chain of the layers, or None.
+        """Says how the layers' graph is no chain of the layers, or None.
 
         `first` is the `keras.KerasTensor` before them, or another first item;
         `start` the index of the first layer in the user's list.
@@ -247,30 +240,30 @@ class _Chain:
         before, name = _input_calls(first), "the input"
         for i, layer in enumerate(self._layers, start):
             calls = internals.symbolic_calls(layer)
-            found = [c for c in calls if self._follows(c, before)]
-            if calls and not found:
+            following = [c for c in calls if self._follows(c, before)]
+            if calls and not following:
                 return (
                     f"layer '{layer.name}' at index {i}, which was called on "
                     f"{_names(calls)}, not on the outputs of {name} alone"
                 )
             for call in calls:
-                self._taken |= _ids(call.inputs)
-            before, name = found, f"layer '{layer.name}'"
+                self._inputs |= _ids(call.inputs)
+            before, name = following, f"layer '{layer.name}'"
         return self._problem_after(before)
 
     def _follows(self, call: SymbolicCall, before: list[SymbolicCall]) -> bool:
-        """Whether a call is the next of the chain, or begins another one."""
+        """Returns whether a call is next in the chain, or begins another."""
         if any(_ids(call.inputs) == _ids(c.outputs) for c in before):
             return True
         sources = [internals.producer(t) for t in call.inputs]
-        if any(id(source) in self._own for source in sources):
+        if any(id(source) in self._ids for source in sources):
             return False
         are_layers = not any(_is_operation(source) for source in sources)
-        is_fork = bool(_ids(call.inputs) & self._taken)
+        is_fork = bool(_ids(call.inputs) & self._inputs)
         return not is_fork and (are_layers or not before)
 
     def _problem_after(self, last: list[SymbolicCall]) -> str | None:
-        """What takes the outputs of the last layer that is missing, or None."""
+        """Says which operation takes the outputs of the last layer, or None."""
         following: list[Any] = []
         for call in last:
             users = [
@@ -279,7 +272,7 @@ class _Chain:
                 if _ids(c.inputs) & _ids(call.outputs)
             ]
             following = [
-                u for u in users if id(u) in self._own or _is_operation(u)
+                u for u in users if id(u) in self._ids or _is_operation(u)
             ]
             if not following:
                 return None
@@ -292,19 +285,19 @@ class _Chain:
 
 
 def _input_calls(first: Any) -> list[SymbolicCall]:
-    """The call that made an input, if it goes anywhere."""
+    """Returns the call that made an input, if others take it."""
     layer = internals.producer(first)
     if layer is None or not internals.calls_on(layer):
         return []
     return internals.symbolic_calls(layer)
 
 
-def _is_operation(source: Any) -> bool:
-    """Whether something that was called, or None, is no layer."""
+def _is_operation(source: keras.Operation | None) -> bool:
+    """Returns whether a called operation is no layer."""
     return source is not None and not isinstance(source, keras.layers.Layer)
 
 
-def _ids(tensors: Iterable[Any]) -> set[int]:
+def _ids(tensors: Iterable[keras.KerasTensor]) -> set[int]:
     return {id(tensor) for tensor in tensors}
 
 
@@ -312,8 +305,8 @@ def _names(calls: list[SymbolicCall]) -> str:
     return _quoted(internals.producer(t) for c in calls for t in c.inputs)
 
 
-def _quoted(operations: Iterable[Any]) -> str:
-    """Names of layers and operations, each once."""
+def _quoted(operations: Iterable[keras.Operation]) -> str:
+    """Names layers and operations, each once."""
     texts = [
         f"{'layer' if isinstance(o, keras.layers.Layer) else 'operation'} "
         f"'{getattr(o, 'name', o)}'"
@@ -322,45 +315,29 @@ def _quoted(operations: Iterable[Any]) -> str:
     return " and ".join(dict.fromkeys(texts))
 
 
-@contextlib.contextmanager
-def _building(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
-    """Inside, layers may be called on specs, and get variables by it."""
-    with (
-        internals.deferred_variables(),
-        internals.tracing_anew(),
-        internals.in_no_graph(layers),
-    ):
-        yield
-
-
 def _called(layer: keras.layers.Layer, x: Any, training: bool | None) -> Any:
-    """What a layer makes of `x`, with the mask that it has in a model.
+    """Calls a layer, whose output gets the mask that it has in a model.
 
-    Keras hangs none on a tensor that has one. In a model of the layers a tensor
-    that a layer only hands on has the mask that this layer makes all the same.
+    Keras gives none to a tensor that has one. In a model of the layers a tensor
+    that a layer returns unchanged has the mask that this layer computes.
     """
     mask = None if tree.is_nested(x) else internals.get_mask(x)
-    # None would be in the place of the layer's own default.
-    told = {} if training is None else {"training": training}
-    made = layer(x, **told)
-    if made is not x or mask is None or not layer.supports_masking:
-        return made
-    own = layer.compute_mask(x, mask)
-    if own is None or own is mask:
-        return made
-    (copy,) = internals.copies_of(made, 1)
-    internals.set_mask(copy, own)
+    # None would override the layer's default.
+    options = {} if training is None else {"training": training}
+    y = layer(x, **options)
+    if y is not x or mask is None or not layer.supports_masking:
+        return y
+    new_mask = layer.compute_mask(x, mask)
+    if new_mask is None or new_mask is mask:
+        return y
+    (copy,) = internals.copies_of(y, 1)
+    internals.set_mask(copy, new_mask)
     return copy
 
 
 @contextlib.contextmanager
-def _naming(
-    layer: keras.layers.Layer, given: Any, before: str
-) -> Iterator[None]:
-    """Inside, errors say that a layer must accept what comes `before` it.
-
-    Empty: they are as they are.
-    """
+def _naming(layer: keras.layers.Layer, x: Any, before: str) -> Iterator[None]:
+    """Inside, errors say that a layer must accept `before`, if not empty."""
     try:
         yield
     except Exception as error:
@@ -368,6 +345,6 @@ def _naming(
             raise
         raise ValueError(
             f"Layer '{layer.name}' must accept {before}. Received: tensors of "
-            f"shape {shapes(given)}, and this {type(error).__name__}: {error}\n"
+            f"shape {shapes(x)}, and this {type(error).__name__}: {error}\n"
             "Check the order of the layers and their sizes."
         ) from error

@@ -1,9 +1,9 @@
-"""What a `GPipe` is made of: a list of layers, or a model."""
+"""The source of a `GPipe`: a list of layers, or a model, checked."""
 
 from __future__ import annotations
 
-import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,10 +11,11 @@ import keras
 from tfgpipe import internals
 from tfgpipe.sequence.layer_list import LayerList, is_pair
 from tfgpipe.sequence.whole_model import GraphCall, WholeModel, has_graph
+from tfgpipe.state import is_synchronized
 
 
 def source_of(layers: Any) -> LayerList | WholeModel:
-    """What the user gave, layers, a model or what `layers_of` made, as steps.
+    """Returns the source of layers, of a model, or of calls of `layers_of`.
 
     Each item may be a pair with its cost.
 
@@ -26,7 +27,9 @@ def source_of(layers: Any) -> LayerList | WholeModel:
         if isinstance(layers, keras.Sequential) and not _has_own_call(layers):
             return LayerList(_items(layers), [layers])
         return WholeModel(layers)
-    calls, costs = _calls(layers)
+    items = layers if isinstance(layers, (list, tuple)) else []
+    pairs = [item if is_pair(item) else (item, None) for item in items]
+    calls = [call for call, _ in pairs if isinstance(call, GraphCall)]
     if not calls:
         return LayerList(layers)
     model = calls[0].source
@@ -37,11 +40,11 @@ def source_of(layers: Any) -> LayerList | WholeModel:
             f"calls of model '{model.model.name}', or others. To leave some "
             "out, make a model of the rest: `keras.Model(inputs, outputs)`."
         )
-    return model.with_costs(costs)
+    return model.with_costs([cost for _, cost in pairs])
 
 
-# What a model's class may define in its own way: it says, saves or builds
-# something, or is called by nobody but the user. A `GPipe` has its own.
+# Methods of a model's class that say, save or build something, or that only the
+# user calls. A `GPipe` has its own.
 _HARMLESS = set(
     "add build build_from_config call compile compile_from_config "
     "compute_output_shape compute_output_spec count_params evaluate export fit "
@@ -60,29 +63,20 @@ _PRIVATE = {"__call__", *internals.METHODS_OF_STEPS}
 
 
 def _overridden(model: keras.Model) -> list[str]:
-    """What a model's class, or the model, puts in the place of Keras's.
-
-    Without what does not matter to training and inference.
-    """
-    cls = type(model)
-    above = itertools.takewhile(
-        lambda c: not internals.is_keras(c), cls.__mro__
-    )
-    own = [name for one in above for name in vars(one)]
-    own += [n for n in vars(model) if callable(getattr(cls, n, None))]
-    keras_cls = next(filter(internals.is_keras, cls.__mro__))
+    """Returns the overridden names that matter to training and inference."""
     is_list = isinstance(model, keras.Sequential)
     harmless = _HARMLESS if is_list else _HARMLESS | _OF_GRAPHS
+    keras_cls = next(filter(internals.is_keras, type(model).__mro__))
     return [
         name
-        for name in dict.fromkeys(own)
+        for name in sorted(internals.overridden(model))
         if name in _PRIVATE or not name.startswith("_")
         if hasattr(keras_cls, name) and name not in harmless
     ]
 
 
 def _has_own_call(model: keras.Model) -> bool:
-    """Whether a model's own code says what it computes."""
+    """Returns whether a model has another `call` than its layers or graph."""
     if isinstance(model, keras.Sequential):
         return not internals.runs_its_layers(model)
     return not has_graph(model)
@@ -115,13 +109,13 @@ def _check_model(model: keras.Model) -> None:
             f"'{model.name}', a {cls.__name__} with one. Add what it says by "
             "`self.add_loss` in its `call`, divided by the number of rows."
         )
-    own = _overridden(model)
-    if own:
+    overridden = _overridden(model)
+    if overridden:
         raise ValueError(
             "A model must be trained in Keras's way: a `GPipe` has steps, "
             "losses and metrics of its own. Received: "
             f"'{model.name}', a {cls.__name__} that overrides "
-            f"{', '.join(own)}. Override them in a subclass of "
+            f"{', '.join(overridden)}. Override them in a subclass of "
             "`tfgpipe.GPipe`, in which a step calls that of its base, as "
             "`super().train_step(data)`; and pass a model without them, as "
             "`keras.Model(model.inputs, model.outputs)` of a functional one."
@@ -144,27 +138,18 @@ _PREPARES = "preprocess_samples"
 
 
 def is_task(model: keras.Model | None) -> bool:
-    """Whether a model is a task of KerasHub."""
+    """Returns whether a model is a task of KerasHub."""
     return hasattr(model, _PREPARES)
 
 
 def prepares_data(model: keras.Model | None) -> bool:
-    """Whether a model is a task of KerasHub, with a preprocessor now."""
+    """Returns whether a model is a task of KerasHub with a preprocessor."""
     has_one = getattr(model, "preprocessor", None) is not None
     return has_one and is_task(model)
 
 
-def _calls(items: Any) -> tuple[list[GraphCall], list[Any]]:
-    """The calls of a model's graph in a list, and what is said of costs."""
-    if not isinstance(items, (list, tuple)):
-        return [], []
-    pairs = [item if is_pair(item) else (item, None) for item in items]
-    calls = [call for call, _ in pairs if isinstance(call, GraphCall)]
-    return calls, [cost for _, cost in pairs]
-
-
 def _items(model: keras.Sequential) -> list[Any]:
-    """The layers of a model, after its `keras.Input` if it has one."""
+    """Returns the layers of a model, after its `keras.Input` if any."""
     first = model.inputs[:1] if model.built and model.inputs else []
     return [*first, *model.layers]
 
@@ -216,13 +201,12 @@ def layers_of(model: keras.Model) -> list[Any]:
 
 
 def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
-    """The layers, or calls, of a model's config, each with its cost.
+    """Returns the layers, or calls, of a `Source.config`, with costs.
 
-    Or the model, if it has a `call` of its own. That is what the sources'
-    `config` returned.
+    Or the model, if it has a `call` of its own.
     """
 
-    def made(value: Any) -> Any:
+    def deserialized(value: dict[str, Any]) -> Any:
         return keras.saving.deserialize_keras_object(
             value, custom_objects=custom_objects
         )
@@ -233,7 +217,7 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
             # Keras says so of a task of KerasHub, which is compiled when it is
             # made; and the `GPipe` is compiled, with the optimizer's state.
             warnings.filterwarnings("ignore", r"`compile\(\)` was not called")
-            model = made(config.pop("model"))
+            model = deserialized(config.pop("model"))
         _check_model(model)
         if isinstance(model, keras.Sequential) or _has_own_call(model):
             return model
@@ -244,8 +228,71 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
             config["layers_per_cell"] = None
             return model
         return [*zip(whole.calls, costs, strict=True)]
-    layers = [made(layer) for layer in config.pop("layers")]
+    layers = [deserialized(layer) for layer in config.pop("layers")]
     order = config.pop("order", range(len(costs)))
     first = layers[: len(layers) - max(order) - 1]  # `keras.Input`, or none
     sequence = [layers[len(first) + i] for i in order]
     return [*first, *zip(sequence, costs, strict=True)]
+
+
+# ---------------------------------------------------- layers that are refused
+def check_supported(
+    layers: Sequence[keras.layers.Layer],
+    num_micro_batches: int,
+    num_replicas: int = 1,
+) -> None:
+    """Refuses layers whose meaning a pipeline would change, by what they are.
+
+    What only a trace shows is refused there: `cells/tracer.py`,
+    `state/scope.py`, `state/batch_normalization.py`.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for layer in layers:
+        for inner in internals.flat_layers(layer):
+            if reason := _unsupported(inner, num_micro_batches, num_replicas):
+                raise ValueError(
+                    "A layer must treat micro-batches as it treats their "
+                    f"mini-batch. Received: layer '{inner.name}' with {reason}"
+                )
+
+
+def _unsupported(
+    layer: keras.layers.Layer, num_micro_batches: int, num_replicas: int
+) -> str | None:
+    """Says why a pipeline cannot train a layer as Keras would, or None."""
+    is_split = num_micro_batches * num_replicas > 1
+    if is_split and getattr(layer, "renorm", False) is True:
+        return (
+            "renorm=True, which normalises by its moving statistics, and "
+            f"num_micro_batches={num_micro_batches}"
+            + (f" in {num_replicas} replicas" if num_replicas > 1 else "")
+            + ". Pass renorm=False, or num_micro_batches=1"
+            + (" and no replicas." if num_replicas > 1 else ".")
+        )
+    is_known = isinstance(
+        layer, keras.layers.BatchNormalization
+    ) and not internals.has_own_moments(layer)
+    if num_replicas > 1 and is_synchronized(layer) and not is_known:
+        return (
+            "synchronized=True, which takes moments over replicas, and "
+            f"{num_replicas} replicas. Pass synchronized=False, or use a "
+            "`keras.layers.BatchNormalization`, which computes its moments "
+            "in Keras's way."
+        )
+    if getattr(layer, "stateful", False) is True:
+        return (
+            "stateful=True, which keeps a state for every row of a batch. "
+            "Pass stateful=False, and make the states inputs and outputs of "
+            "the model, by `initial_state` and return_state=True: a subclass "
+            "of `GPipe` hands them on from batch to batch, see "
+            "docs/your_model.md#states-from-batch-to-batch."
+        )
+    if internals.remat_mode(layer) is not None:
+        return (
+            "a `keras.RematScope` around it, which recomputes the layer in "
+            "its own way. Make the layer outside of the scope, and choose "
+            "what is recomputed with `remat`."
+        )
+    return None

@@ -1,17 +1,17 @@
-"""The steps of a model: what cells are made of.
+"""The steps of a model, of which cells are made.
 
-The model runs once on shapes, by its own call, see `cells/outline.py`. What a
-user counts are calls: of the items of a list, or in the graph of a functional
-model. Each is some sections of that run:
+The model runs once on shapes, by its `call`, see `cells/outline.py`. Users
+count calls: of the items of a list, or in the graph of a functional model. Each
+is some sections of that run:
 
     calls       dense | block                    | dense
     sections    ......|.......|........|.........|......
     steps       ......|.......|........|.........|......
 
-A call is one step; one with a good share of the weights, or one of a few calls,
-is several, so that cells can begin inside of it. That is so whatever sizes the
-inputs have. Of a model with a `call` of its own nobody knows the calls before
-it runs: each section is a step.
+A call is one step; a call with a good share of the weights, or one of a few
+calls, is several, so that cells can begin inside of it, whatever sizes the
+inputs have. The calls of a model with another `call` are not known before it
+runs: each section is a step.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import bisect
 import contextlib
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe.cells import (
@@ -40,7 +41,6 @@ from tfgpipe.checks import is_amount
 from tfgpipe.costs import example_of
 from tfgpipe.graphs import Repeat, TracedModel, operation_flops
 from tfgpipe.partition import cut_graph
-from tfgpipe.sequence.restrictions import check_model_rows
 
 # Larger calls are several steps, and all calls of fewer than this makes: four
 # cells can be even to a tenth.
@@ -49,26 +49,31 @@ SHARE = 1 / 40
 # Where a model does not take unknown sizes: rows, and any other.
 _ROWS, _SIZE = 2, 8
 
+# Primes, which no other axis has.
+_MANY_ROWS, _FEWER_ROWS = 7919, 7907
+
+_ANY_LENGTH = 8
+
 
 class Source:
-    """What a `GPipe` is made of.
+    """The model of a `GPipe`: its layers, calls and steps.
 
     Attributes:
         layers: The Keras layers.
-        model: The model that they are of; None for a list, and for what is
-            called as one.
+        model: The model that has them; None for a list, and for a model that
+            is called as one.
         user_model: The model that the user gave; None for a list.
-        calls: The calls that the user counts; empty for a model with its own
+        calls: The calls that the user counts; empty for a model with another
             `call`.
-        costs: For each what the user said of its cost, or None.
-        steps: What cells are made of, once inputs are known.
-        live_bytes: What crosses if a cell begins with a step, for one row.
-        made_bytes: What each step makes, for one row.
+        costs: For each the cost that the user gave, or None.
+        steps: The steps, once inputs are known.
+        live_bytes: Bytes that cross if a cell begins with a step, for one row.
+        made_bytes: Bytes of the results of each step, for one row.
         flops: FLOPs of each step's forward pass, for one row.
         repeats: Runs of equal blocks of steps.
-        arguments: What each call was given in that run.
-        input_spec: Nest of `keras.KerasTensor`s that comes in, or None.
-        problems: What is wrong.
+        arguments: The arguments of each call in that run.
+        input_spec: Nest of `keras.KerasTensor`s, its inputs, or None.
+        problems: Errors of arguments.
         models: The models that share these layers, if they are known.
     """
 
@@ -93,80 +98,125 @@ class Source:
         self._apart: Collection[str] = ()
 
     def call(self, x: Any, training: bool | None) -> Any:
-        """Calls the model; None for what its layers do by default."""
+        """Calls the model; `training` is None for the layers' defaults."""
         raise NotImplementedError
 
     def opened(self) -> set[int]:
-        """The ids of models that have calls of their own."""
+        """Returns the ids of models that have calls of their own."""
         return set()
 
     def run_on_shapes(
         self, spec: Any, is_split: bool, apart: Collection[str] = ()
     ) -> tuple[Any, list[float]]:
-        """Runs the model on shapes; layers get variables by it, no storage.
+        """Runs the model on shapes; layers get variables without storage.
 
-        `is_split` if mini-batches become several micro-batches; `apart` are
-        the names of layers that are steps by themselves. Returns specs of its
-        outputs, and the costs of the steps.
+        Args:
+            spec: Nest of `keras.KerasTensor`s, the inputs.
+            is_split: Whether mini-batches become several micro-batches.
+            apart: Names of layers that are steps by themselves.
+
+        Returns:
+            Specs of the outputs, and the costs of the steps.
 
         Raises:
             ValueError: If a layer does not take what the one before returns, or
                 the outputs have no row for each row of the inputs.
         """
         self._apart = apart
-        found, output = self.outlined(spec, is_split)
-        self._traced = found.traced
+        run, output = self.outlined(spec, is_split)
+        self._traced = run.traced
         if is_split:
-            self._check_rows(found)
-        known = [
-            None if cost is None else _cost(*given)
-            for cost, *given in zip(
-                self.costs, self.calls, self.costs, self.arguments
+            self._check_rows(run)
+        if not self.calls:
+            return output, run.flops
+        costs = [
+            None if cost is None else _cost_of_call(call, cost, arguments)
+            for call, cost, arguments in zip(
+                self.calls, self.costs, self.arguments
             )
         ]
-        return output, self.spread(known) if self.calls else found.flops
+        return output, self.spread(costs)
 
-    def _check_rows(self, found: Outline) -> None:
-        """Refuses outputs that are not one a row, see `check_model_rows`."""
+    def _check_rows(self, run: Outline) -> None:
+        """Refuses outputs that are not one a row.
 
-        def maker(tensor: Any) -> str:
-            if tensor.op.type == "Identity":
-                tensor = tensor.op.inputs[0]
-            if tensor.op.type == "Placeholder":
-                return "no call"
-            return f"'{self.call_of(found.step_of(tensor))}'"
+        Inside, the model may use rows as it likes: recurrent layers may have
+        time first, and rows second. A trial finds where rows mix.
 
-        name = None if self.model is None else self.model.name
-        check_model_rows(name, found, maker)
+        Raises:
+            ValueError: If an output has no row for each row of the inputs, or
+                another axis that depends on their number.
+        """
+        # An axis that follows from the rows has another length with others.
+        shape_of = _shapes_for(run.traced, _MANY_ROWS)
+        other_shape_of = _shapes_for(run.traced, _FEWER_ROWS)
+        wrong = []
+        for (path, spec), tensor in zip(
+            tree.flatten_with_path(run.output), run.traced.outputs
+        ):
+            if tensor is None:
+                continue
+            shape, other = shape_of(tensor), other_shape_of(tensor)
+            if shape is None or other is None:
+                continue
+            if (
+                not shape
+                or shape[0] not in (None, _MANY_ROWS)
+                or shape[1:] != other[1:]
+            ):
+                text = ".".join(map(str, path))
+                wrong.append(
+                    f"output {text and repr(text) + ' '}of shape {spec.shape}, "
+                    f"made by {self._maker_of(run, tensor)}"
+                )
+        if wrong:
+            of = "" if self.model is None else f" of model '{self.model.name}'"
+            raise ValueError(
+                "A model must have outputs with a row for each row of the "
+                "batch, and no other axis that depends on their number, if "
+                "there is more than one micro-batch. Received: "
+                f"{' and '.join(wrong)}{of}. Return what they are computed "
+                "from, and compute what needs the whole batch in the loss, or "
+                "pass num_micro_batches=1."
+            )
+
+    def _maker_of(self, run: Outline, tensor: tf.Tensor) -> str:
+        """Names the call that makes an output."""
+        if tensor.op.type == "Identity":
+            tensor = tensor.op.inputs[0]
+        if tensor.op.type == "Placeholder":
+            return "no call"
+        return f"'{self.call_of(run.step_of(tensor))}'"
 
     def take_traced(self) -> TracedModel | None:
-        """The graph of the run on shapes, once: the caller may add to it."""
+        """Returns the graph of the run on shapes, once: it may be added to."""
         traced, self._traced = self._traced, None
         return traced
 
     def outlined(
         self, spec: Any, is_split: bool = False
     ) -> tuple[Outline, Any]:
-        """One run, whose steps are taken, and specs of what it returns."""
-        found, output = self._run(spec, is_split)
-        self.steps, self.live_bytes = found.steps, found.live_bytes
-        self.made_bytes = found.made_bytes
-        self.flops, self.repeats = found.flops, found.repeats
-        return found, output
+        """Runs the model on shapes, takes its steps, returns output specs."""
+        run, output = self._run(spec, is_split)
+        self.steps, self.live_bytes = run.steps, run.live_bytes
+        self.made_bytes = run.made_bytes
+        self.flops, self.repeats = run.flops, run.repeats
+        return run, output
 
     def _run(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
-        # Code that looks at sizes may need some; what cannot be trained may do
-        # for `predict`.
+        # Code that looks at sizes may need some; a model that cannot be trained
+        # may predict.
         example = example_of(spec, _ROWS, _SIZE)
         errors = []
-        ways = itertools.product((spec, example), (True, False))
-        for given, training in ways:
+        for sizes, training in itertools.product(
+            (spec, example), (True, False)
+        ):
             try:
                 with self.explaining():
-                    found = outline(
+                    run = outline(
                         self.call,
                         self.layers,
-                        given,
+                        sizes,
                         operation_flops,
                         self._starts,
                         training,
@@ -175,112 +225,113 @@ class Source:
             except Exception as error:
                 errors.append(error)
                 continue
-            if given is spec:
-                return found, found.output
-            return found, tree.map_structure(_of_any_size, found.output)
+            if sizes is spec:
+                return run, run.output
+            return run, tree.map_structure(_of_any_size, run.output)
         raise errors[0]
 
     def explaining(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, errors say what layers must accept."""
+        """Inside, errors name the layer, and what it must accept."""
         return contextlib.nullcontext()
 
     # ------------------------------------------------------ calls and steps
     def _starts(
         self, sections: Sequence[Section], num_operations: Sequence[int]
     ) -> list[int]:
-        """The sections with which steps begin.
+        """Returns the sections with which steps begin.
 
-        Notes how many steps each call is, and what it was given.
+        Notes the number of steps and the arguments of each call.
         """
-        filled = nonempty_sections(sections, num_operations)
+        nonempty = nonempty_sections(sections, num_operations)
         if not self.calls:
-            return filled
-        own: list[list[int]] = [[] for _ in self.calls]
-        for i, place in enumerate(self.places(sections)):
-            if place is not None:
-                own[place].append(i)
+            return nonempty
+        sections_of_calls: list[list[int]] = [[] for _ in self.calls]
+        for i, call in enumerate(self._calls_of(sections)):
+            if call is not None:
+                sections_of_calls[call].append(i)
         sizes = [_num_values(call.layer) for call in self.calls]
-        are_few, are_filled = len(sizes) * SHARE < 1, {*filled}
+        are_few = len(sizes) * SHARE < 1
         starts = []
-        for found, size in zip(own, sizes):
-            inner = [i for i in found if i in are_filled]
+        for indexes, size in zip(sections_of_calls, sizes):
+            inner = [i for i in indexes if i in {*nonempty}]
             is_large = inner and (are_few or size > SHARE * sum(sizes))
-            own_starts = {*(inner if is_large else found[:1])}
-            starts.append(sorted(own_starts | self._around(sections, inner)))
+            begun = {*(inner if is_large else indexes[:1])}
+            apart = {
+                i
+                for i in inner
+                if any(is_named(sections[i], name) for name in self._apart)
+            }
+            behind = {b for a, b in itertools.pairwise(inner) if a in apart}
+            starts.append(sorted(begun | apart | behind))
         starts[0] = starts[0] or [0]
         self._counts = [*map(len, starts)]
         self.arguments = [
-            sections[found[0]].arguments if found else () for found in own
+            sections[indexes[0]].arguments if indexes else ()
+            for indexes in sections_of_calls
         ]
         return [*itertools.chain(*starts)]
 
-    def _around(
-        self, sections: Sequence[Section], inner: Sequence[int]
-    ) -> set[int]:
-        """Of some sections those that are steps, and those behind them."""
-        own = {
-            i
-            for i in inner
-            if any(is_named(sections[i], name) for name in self._apart)
-        }
-        return own | {b for a, b in itertools.pairwise(inner) if a in own}
+    def _calls_of(self, sections: Sequence[Section]) -> list[int | None]:
+        """Returns the index of each section's call.
 
-    def places(self, sections: Sequence[Section]) -> list[int | None]:
-        """The number of the call of each section.
-
-        Calls come in their order; what is between them is of the one before.
+        Calls come in their order; sections between them are the last one's.
         """
         opened = self.opened()
-        place: int | None = None
-        found = []
+        current: int | None = None
+        calls = []
         for section in sections:
             around = [*section.around]
             while around and id(around[0]) in opened:
                 del around[0]
             if len(around) == 1:
-                start = 0 if place is None else place + 1
-                for i in range(start, len(self.calls)):
-                    if self.calls[i].operation is around[0]:
-                        place = i
-                        break
-            found.append(place)
-        return found
+                start = 0 if current is None else current + 1
+                following = range(start, len(self.calls))
+                current = next(
+                    (
+                        i
+                        for i in following
+                        if self.calls[i].operation is around[0]
+                    ),
+                    current,
+                )
+            calls.append(current)
+        return calls
 
     def are_steps(self) -> bool:
-        """Whether it is known that each call is one step."""
+        """Returns whether it is known that each call is one step."""
         return bool(self.calls) and all(
             is_whole(call.operation) for call in self.calls
         )
 
     def spread(self, costs: Sequence[float | None]) -> list[float]:
-        """The costs of the steps: of each call's, or by FLOPs for None."""
-        found: list[float] = []
+        """Returns the costs of steps, by those of calls; FLOPs for None."""
+        of_steps: list[float] = []
         for cost, count in zip(costs, self._counts, strict=True):
-            own = self.flops[len(found) : len(found) + count]
+            flops = self.flops[len(of_steps) : len(of_steps) + count]
             if cost is not None:
-                parts = own if any(own) else [1.0] * count
-                own = [cost * (part / sum(parts)) for part in parts]
-            found += own
-        return found
+                shares = flops if any(flops) else [1.0] * count
+                flops = [cost * (share / sum(shares)) for share in shares]
+            of_steps += flops
+        return of_steps
 
     def by_call(self, costs: Sequence[float]) -> list[float]:
-        """What the calls cost, by what the steps do."""
+        """Returns the costs of calls, by those of steps."""
         if not self.calls:
             return [*costs]
         ends = itertools.accumulate(self._counts, initial=0)
         return [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
 
     def call_of(self, step: int) -> str:
-        """The name of the call that a step is of."""
+        """Returns the name of a step's call."""
         if not self.calls:
             return str(self.steps[step].section.name)
         ends = [*itertools.accumulate(self._counts)]
         return str(self.calls[bisect.bisect_right(ends, step)].operation.name)
 
     def steps_per_cell(self, counts: Sequence[int]) -> list[int]:
-        """The number of steps of each cell, by that of what the user counts.
+        """Returns the number of steps of each cell, by the user's counts.
 
-        These are calls; or steps, if there are as many.
+        They count calls; or steps, if there are as many.
 
         Raises:
             ValueError: If there are as many of neither.
@@ -305,7 +356,7 @@ class Source:
         num_partitions: int,
         regions: Sequence[int] | None = None,
     ) -> list[int]:
-        """The number of steps of each cell, by their costs.
+        """Returns the number of steps of each cell, by their costs.
 
         Cells begin where `regions` do, or else with one of the blocks that the
         model repeats, if that costs little balance.
@@ -328,21 +379,23 @@ def too_many_cells(
 
 
 def _num_values(layer: keras.layers.Layer) -> int:
-    """How many numbers the weights of a layer have."""
+    """Returns the number of values of a layer's weights."""
     return sum(math.prod(weight.shape) for weight in layer.weights)
 
 
-def _cost(call: LayerCall, cost: Any, arguments: tuple[Any, ...]) -> float:
-    """What a call costs, by what the user said."""
-    given = tree.map_structure(_spec, arguments)
-    spec = given[0] if len(given) == 1 else given
+def _cost_of_call(
+    call: LayerCall, cost: Any, arguments: tuple[Any, ...]
+) -> float:
+    """Returns the cost of a call that the user gave."""
+    specs = tree.map_structure(_as_spec, arguments)
+    spec = specs[0] if len(specs) == 1 else specs
     return resolve_cost(call.layer, cost, spec)
 
 
 def resolve_cost(
     layer: keras.layers.Layer, cost: Any, input_spec: Any
 ) -> float:
-    """What a layer costs by what the user gave, in the unit of that.
+    """Returns the cost of a layer that the user gave, in its unit.
 
     `cost` is a finite number from 0, or a function of the layer and
     `input_spec`, a nest of `keras.KerasTensor`, that returns one.
@@ -386,16 +439,36 @@ def _shapes(input_spec: Any) -> Any:
     return tree.map_structure(lambda x: getattr(x, "shape", None), input_spec)
 
 
-def _spec(tensor: Any) -> Any:
-    """That of a tensor of known rank."""
+def _as_spec(tensor: Any) -> Any:
+    """Returns the spec of a tensor of known rank; all else as it is."""
     shape = getattr(tensor, "shape", None)
     if shape is None or shape.rank is None:
         return tensor
     return keras.KerasTensor(shape.as_list(), tensor.dtype.name)
 
 
-def _of_any_size(spec: Any) -> Any:
-    """A spec of an output of a run with some sizes, which may be others."""
+def _shapes_for(
+    traced: TracedModel, rows: int
+) -> Callable[[tf.Tensor], list[int | None] | None]:
+    """Returns a function that tells shapes for so many rows, or None."""
+    operations = traced.operations_for(rows, _ANY_LENGTH)
+    if operations is None:  # that length does not suit the model
+        operations = traced.operations_for(rows, None)
+    has_any_rows = all(
+        t.shape.rank and t.shape[0] is None for t in traced.x if t is not None
+    )
+
+    def shape_of(tensor: tf.Tensor) -> list[int | None] | None:
+        if operations is None or not has_any_rows:
+            return None
+        sized = operations[tensor.op.name].outputs[tensor.value_index]
+        return None if sized.shape.rank is None else sized.shape.as_list()
+
+    return shape_of
+
+
+def _of_any_size(spec: keras.KerasTensor | None) -> keras.KerasTensor | None:
+    """Returns the spec of an output, whose sizes follow from an example's."""
     if spec is None:
         return None
     shape = [None if n == _SIZE else n for n in spec.shape[1:]]

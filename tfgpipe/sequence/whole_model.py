@@ -27,7 +27,7 @@ class GraphCall(LayerCall):
     """A call of a layer or an operation in the graph of a model.
 
     Attributes:
-        source: What has all calls of the model.
+        source: The model, with all calls.
     """
 
     def __init__(self, operation: keras.Operation, source: WholeModel):
@@ -38,9 +38,8 @@ class GraphCall(LayerCall):
 class WholeModel(Source):
     """A model that is called as it is, see `Source`.
 
-    The calls of a functional one are known, those of functional models inside
-    it among them. A tensor goes from the cell that makes it to those that take
-    it:
+    The calls of a functional one are known, also inside of functional models.
+    A tensor goes from the cell that makes it to the cells that take it:
 
         x --> conv --> pool --> conv --> upsample --> concatenate --> y
                 |________________________________________|
@@ -48,7 +47,7 @@ class WholeModel(Source):
     Attributes:
         model: The model.
         is_functional: Whether it has a graph.
-        trainer: Returns the `GPipe` that is compiled in its place, or None.
+        trainer: Returns the `GPipe` that is compiled for it, or None.
     """
 
     model: keras.Model
@@ -59,7 +58,7 @@ class WholeModel(Source):
         self.models = []
         self.trainer: Callable[[], Any] = lambda: None
         self.layers = [model]
-        self._opened: list[Any] = []
+        self._opened: list[keras.Model] = []
         self.is_functional = has_graph(model)
         if self.is_functional:
             self.models = [model]
@@ -72,17 +71,17 @@ class WholeModel(Source):
             self.costs = [None] * len(self.calls)
 
     def call(self, x: Any, training: bool | None) -> Any:
-        """Calls the model, which finds itself compiled, if it is."""
-        trainer, known = self.trainer(), {}
+        """Calls the model, which sees that its trainer is compiled."""
+        trainer, attributes = self.trainer(), {}
         if trainer is not None and trainer.compiled:
-            known = {"compiled": True, "optimizer": trainer.optimizer}
+            attributes = {"compiled": True, "optimizer": trainer.optimizer}
         with contextlib.ExitStack() as stack:
-            for name, value in known.items():
+            for name, value in attributes.items():
                 stack.enter_context(internals.replaced(self.model, name, value))
             return called_model(self.model, x, training)
 
     def with_costs(self, costs: list[Any]) -> WholeModel:
-        """The same model, of whose calls the user says other costs."""
+        """Returns the same model with other costs of its calls."""
         other = copy.copy(self)
         other.costs = costs
         return other
@@ -91,8 +90,8 @@ class WholeModel(Source):
         """The ids of models that have calls of their own."""
         return {id(model) for model in self._opened}
 
-    def _called(self, model: Any) -> Iterator[Any]:
-        """What the graph of a model calls, in Keras's order."""
+    def _called(self, model: keras.Model) -> Iterator[keras.Operation]:
+        """Yields the operations of a model's graph, in Keras's order."""
         self._opened.append(model)
         for call in internals.graph_calls(_functional(model)):
             if _functional(call.operation) is None:
@@ -101,10 +100,9 @@ class WholeModel(Source):
                 yield from self._called(call.operation)
 
     def arranged(self, x: Any) -> Any:
-        """Data in the structure of the model's inputs, as far as it has one.
+        """Returns data in the structure of the inputs of a functional model.
 
-        As a functional model, it takes a dict by the names of inputs, and
-        lists for tuples.
+        It takes a dict by the names of inputs, and lists for tuples.
 
         Raises:
             ValueError: If there are other inputs.
@@ -126,11 +124,11 @@ class WholeModel(Source):
         return tree.pack_sequence_as(spec, flat)
 
     def config(self) -> dict[str, Any]:
-        """The model as plain values."""
-        found = {"model": keras.saving.serialize_keras_object(self.model)}
+        """Returns the model as plain values."""
+        config = {"model": keras.saving.serialize_keras_object(self.model)}
         if self.is_functional:
-            found["graph"] = graph_hash(self.model)
-        return found
+            config["graph"] = graph_hash(self.model)
+        return config
 
     def check_read(self, graph: str | None) -> None:
         """Refuses a model that was read as another one than was written.
@@ -156,51 +154,53 @@ class WholeModel(Source):
 
 
 def has_graph(model: keras.Model) -> bool:
-    """Whether the calls of a model are known, and no `call` says others."""
+    """Returns whether a model is functional, without another `call`."""
     is_list = isinstance(model, keras.Sequential)
     return not is_list and internals.is_functional(model)
 
 
-def _functional(operation: Any) -> Any:
-    """The functional model that a model inside is, or None."""
+def _functional(operation: keras.Operation) -> keras.Model | None:
+    """Returns the functional model that an operation is, or None."""
     if isinstance(operation, keras.Sequential):
         operation = internals.functional_of(operation)
     return operation if internals.is_functional(operation) else None
 
 
 def graph_hash(model: keras.Model) -> str:
-    """What the outputs are computed from, the same for equal graphs.
+    """Returns a hash of a model's graph, the same for equal graphs.
 
-    By the classes of layers alone: a file may give them other names.
+    It has the classes of layers alone: a file may give them other names.
     """
     inputs = [f"input {i}" for i, _ in enumerate(model.inputs)]
     return _hash(_computed(model, inputs))
 
 
-def _computed(model: Any, given: list[str]) -> list[str]:
-    """What the outputs of a model are computed from, given that of inputs."""
-    known = dict(zip(map(id, model.inputs), given))
+def _computed(model: keras.Model, inputs: list[str]) -> list[str]:
+    """Returns texts of the outputs of a model, by texts of its inputs."""
+    texts = dict(zip(map(id, model.inputs), inputs))
     for call in internals.graph_calls(model):
         leaves = tree.flatten((call.args, call.kwargs))
-        taken = [known[id(leaf)] for leaf in leaves if id(leaf) in known]
+        arguments = [texts[id(leaf)] for leaf in leaves if id(leaf) in texts]
         inner = _functional(call.operation)
-        if inner is not None and len(taken) == len(inner.inputs):
-            made = _computed(inner, taken)
+        if inner is not None and len(arguments) == len(inner.inputs):
+            outputs = _computed(inner, arguments)
         else:
-            name, text = type(call.operation).__name__, _hash(taken)
-            made = [f"{name} of {text}, {i}" for i in range(len(call.outputs))]
-        known.update(zip(map(id, call.outputs), made))
-    return [known[id(tensor)] for tensor in tree.flatten(model.output)]
+            name, text = type(call.operation).__name__, _hash(arguments)
+            outputs = [
+                f"{name} of {text}, {i}" for i in range(len(call.outputs))
+            ]
+        texts.update(zip(map(id, call.outputs), outputs))
+    return [texts[id(tensor)] for tensor in tree.flatten(model.output)]
 
 
 def _hash(texts: list[str]) -> str:
-    # A hash: the text of all that something follows from grows at each use.
+    # A text of all that a tensor follows from would grow at each use.
     return hashlib.sha256(", ".join(texts).encode()).hexdigest()
 
 
 def _problems(model: keras.Model) -> list[str]:
-    """What of the inputs a pipeline cannot take."""
-    found = []
+    """Returns errors of inputs that a pipeline cannot take."""
+    problems = []
     # Layers with a state for each row ask for their number, and are refused.
     is_stateful = any(
         getattr(layer, "stateful", False) is True
@@ -210,15 +210,15 @@ def _problems(model: keras.Model) -> list[str]:
         of = f"the input '{tensor.name}' of model '{model.name}'"
         has_rows = not tensor.shape or tensor.shape[0] is not None
         if has_rows and not is_stateful:
-            found.append(
+            problems.append(
                 f"A model must take batches of any size. Received: {of}, of "
                 f"shape {tensor.shape}. Make it with `keras.Input(shape)`, "
                 "where `shape` is that of a row."
             )
         if tensor.sparse or tensor.ragged:
-            found.append(
+            problems.append(
                 f"The inputs of a model must be dense. Received: {of}, which "
                 "is sparse or ragged. Turn the data into dense tensors, and "
                 "leave `sparse` and `ragged` of `keras.Input` out."
             )
-    return found
+    return problems

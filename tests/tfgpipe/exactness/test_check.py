@@ -12,7 +12,7 @@ from keras import layers as kl
 from quick import quick
 
 import tfgpipe
-from tfgpipe.cells import CellTasks, Tracer
+from tfgpipe.cells import Tracer
 from tfgpipe.graphs import CellFunctions, cut
 from tfgpipe.loss import SummedLoss
 from tfgpipe.model import rehearsal, step
@@ -443,7 +443,7 @@ def wrong_products(monkeypatch):
 
     Called with which cells these are, and whether in their backward pass.
     """
-    own_tasks, add_in_order = Tracer._tasks, cut.add_in_order
+    functions_of, add_in_order = Tracer._functions_of, cut.add_in_order
     inside = []
 
     class Wrong(CellFunctions):
@@ -457,10 +457,10 @@ def wrong_products(monkeypatch):
                 inside.pop()
 
     def use(of_cells, backward=False):
-        def tasks(self, part, cell, *way):
+        def functions(self, part, cell, *way):
             if not of_cells(cell):
-                return own_tasks(self, part, cell, *way)
-            return CellTasks(part, Wrong(part, ["CPU"]))
+                return functions_of(self, part, cell, *way)
+            return Wrong(part, ["CPU"])
 
         def add_wrong(definition):
             add_in_order(definition)
@@ -469,7 +469,7 @@ def wrong_products(monkeypatch):
                 if node.op == "MatMul" and is_backward is backward:
                     scale(definition, node)
 
-        monkeypatch.setattr(Tracer, "_tasks", tasks)
+        monkeypatch.setattr(Tracer, "_functions_of", functions)
         monkeypatch.setattr(cut, "add_in_order", add_wrong)
 
     return use
