@@ -261,7 +261,6 @@ COPIES = {
     "internals/keras",
     "loss/objective",
     "micro_batches",
-    "inputs",
     "model/gradients",
     "model/rehearsal",
     "profiles/profiler",

@@ -54,12 +54,12 @@ def hide_accelerators() -> None:
 
 
 def has_accelerator() -> bool:
-    """Whether TensorFlow sees a GPU or a TPU. Starts no device."""
+    """Returns whether TensorFlow sees a GPU or a TPU. Starts no device."""
     return num_accelerators() > 0
 
 
 def num_accelerators() -> int:
-    """How many GPUs or TPUs TensorFlow sees. Starts no device."""
+    """Returns how many GPUs or TPUs TensorFlow sees. Starts no device."""
     return max(
         len(tf.config.get_visible_devices(kind)) for kind in ("GPU", "TPU")
     )

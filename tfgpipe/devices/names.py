@@ -1,9 +1,9 @@
-"""Names of devices, which devices there are, and which device each cell is on.
+"""Names of devices, existing devices, and the device of each cell.
 
-Replicas share the micro-batches. Of the micro-batches of a mini-batch, replica
-r has those from `count * r // R` to `count * (r + 1) // R`: R M micro-batches
-are M each. A mini-batch of few rows, which has fewer micro-batches, may leave
-some replicas idle.
+Replicas share the micro-batches. Of `count` micro-batches, replica r has those
+from `count * r // R` to `count * (r + 1) // R`: R M micro-batches are M each. A
+mini-batch of few rows, which has fewer micro-batches, may leave some replicas
+idle.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from tfgpipe.schedules import CHUNKS, Schedule
 
-# Types of devices without kernels of their own. Those of the last two exist if
-# TensorFlow is asked for them, see docs/tpu.md.
+# Types of devices without kernels. TensorFlow makes the last two if it is asked
+# for them, see docs/tpu.md.
 _ONLY_COMPILE = {"TPU", "XLA_CPU", "XLA_GPU"}
 
-# What names leave out.
+# The parts that names leave out.
 _LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
 
 SPLIT_CPU = (
@@ -32,15 +32,15 @@ SPLIT_CPU = (
 
 
 def name_of(device: Any) -> Any:
-    """The name of a `tf.config.LogicalDevice`; all else as it is."""
+    """Returns the name of a `tf.config.LogicalDevice`; all else as it is."""
     return (
         device.name if isinstance(device, tf.config.LogicalDevice) else device
     )
 
 
-def resolved(devices: list[Any]) -> tuple[list[str], list[str]]:
-    """The full names of devices, and what is wrong with them."""
-    found: list[str] = []
+def resolved(devices: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """Returns the full names of devices, and errors."""
+    full_names: list[str] = []
     problems: list[str] = []
     for name in map(name_of, devices):
         full = resolve_device(name)
@@ -50,18 +50,18 @@ def resolved(devices: list[Any]) -> tuple[list[str], list[str]]:
                 f"{all_devices()}. Received: {name!r}."
             )
             continue
-        if full in found:
+        if full in full_names:
             problems.append(
                 "`devices` must be different from each other. "
                 f"Received: {name!r} more than once. Cells that share a "
                 "device do not run at the same time: use fewer cells."
             )
-        found.append(full)
-    return found, problems
+        full_names.append(full)
+    return full_names, problems
 
 
 def accelerators() -> list[str]:
-    """Names of the devices cells go to: TPUs, or GPUs, or else CPUs."""
+    """Returns the names of devices for cells: TPUs, or GPUs, or else CPUs."""
     for kind in ("TPU", "GPU", "CPU"):
         devices = tf.config.list_logical_devices(kind)
         if devices:
@@ -70,10 +70,9 @@ def accelerators() -> list[str]:
 
 
 def why_no_more() -> str:
-    """How many devices TensorFlow sees, and why it may not see a GPU.
+    """Says how many devices TensorFlow sees, and why it may not see a GPU.
 
-    Returns:
-        Sentences; about GPUs where it sees one at most, and no TPU.
+    It speaks of GPUs where TensorFlow sees one at most, and no TPU.
     """
     seen = {
         kind: len(tf.config.list_logical_devices(kind))
@@ -109,12 +108,12 @@ def why_no_more() -> str:
 
 
 def all_devices() -> list[str]:
-    """Names of all devices that TensorFlow lists."""
+    """Returns the names of all devices that TensorFlow lists."""
     return [device.name for device in tf.config.list_logical_devices()]
 
 
 def resolve_device(name: Any) -> str | None:
-    """The name by which TensorFlow lists a device, or None."""
+    """Returns the name by which TensorFlow lists a device, or None."""
     if not isinstance(name, str):
         return None
     try:
@@ -134,15 +133,15 @@ def resolve_device(name: Any) -> str | None:
 
 
 def device_types(names: Iterable[str]) -> list[str]:
-    """The types of devices, such as "GPU", each once."""
+    """Returns the types of devices, such as "GPU", each once."""
     types = (tf.DeviceSpec.from_string(name).device_type for name in names)
     return list(dict.fromkeys(types))
 
 
 def only_compiles(names: Iterable[str]) -> bool:
-    """Whether one of these devices runs nothing but what XLA compiles.
+    """Returns whether one of these devices runs only what XLA compiles.
 
-    It has no kernels besides, and holds no variants, such as Optionals.
+    It has no kernels, and holds no variants, such as Optionals.
     """
     return not _ONLY_COMPILE.isdisjoint(device_types(names))
 
@@ -153,7 +152,7 @@ def has_accelerator(names: Iterable[str]) -> bool:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two names, full or short, mean one device."""
+    """Returns whether two names, full or short, mean one device."""
     a, b = tf.DeviceSpec.from_string(one), tf.DeviceSpec.from_string(other)
     keys = ("device_type", "device_index")
     if any(getattr(a, key) != getattr(b, key) for key in keys):
@@ -162,7 +161,7 @@ def same_device(one: str, other: str) -> bool:
 
 
 def host_of(device: str) -> str:
-    """The CPU of the host that a device is of."""
+    """Returns the CPU of a device's host."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.replace(device_type="CPU", device_index=0).to_string()
 
@@ -172,18 +171,18 @@ class CellDevices:
     """The number of cells, and the devices for them.
 
     Args:
-        names: Devices that the user gave, or None.
-        num_partitions: K, or None if the user said none, or no count.
-        num_micro_batches: M, or None if what the user said is no count.
+        names: The user's devices, or None.
+        num_partitions: The user's K, or None if it is missing or no count.
+        num_micro_batches: The user's M, or None if it is no count.
         schedule: Name of the schedule, or the schedule itself.
         replica: The devices of a replica, if a strategy names them, or None.
 
     Attributes:
-        names: The names that the user gave, or of what the user gave; or None.
+        names: Names of the user's devices, or None.
         devices: Full names of the devices.
         num_partitions: K.
         is_only: Whether there is one device, and nobody asked for just one.
-        problems: What is wrong.
+        problems: Errors.
     """
 
     def __init__(
@@ -196,18 +195,18 @@ class CellDevices:
     ):
         self.names = None if names is None else [*map(name_of, names)]
         self._replica = replica
-        self.devices, self.problems = self._found()
-        found = len(self.devices if names is None or replica else names)
+        self.devices, self.problems = self._resolved()
+        count = len(self.devices if names is None or replica else names)
         if isinstance(schedule, Schedule):
             self.num_partitions = schedule.num_cells
             self._check_written(
-                schedule, num_partitions, num_micro_batches, found
+                schedule, num_partitions, num_micro_batches, count
             )
         elif num_partitions is None:
-            self.num_partitions = found * (CHUNKS.get(schedule, 1) or 1)
+            self.num_partitions = count * (CHUNKS.get(schedule, 1) or 1)
         else:
             self.num_partitions = num_partitions
-            self._check_count(schedule, CHUNKS.get(schedule, 1), found)
+            self._check_count(schedule, CHUNKS.get(schedule, 1), count)
         self.is_only = (
             len(self.devices) == 1
             and names is None
@@ -216,8 +215,8 @@ class CellDevices:
             and not isinstance(schedule, Schedule)
         )
 
-    def _found(self) -> tuple[list[str], list[str]]:
-        """The devices, and what is wrong with how they are named."""
+    def _resolved(self) -> tuple[list[str], list[str]]:
+        """Returns the devices, and errors of their names."""
         if self._replica is None:
             if self.names is None:
                 return accelerators(), []
@@ -232,29 +231,26 @@ class CellDevices:
         ]
 
     def _check_count(
-        self, schedule: str, chunks: int | None, found: int
+        self, schedule: str, chunks: int | None, count: int
     ) -> None:
         """Compares K with the number of devices.
 
-        Args:
-            schedule: Its name.
-            chunks: Cells of a device, None for any number.
-            found: Number of devices.
+        A device has `chunks` cells under a schedule, None for any number.
         """
         k = self.num_partitions
         if chunks is None:
-            if k % found:
+            if k % count:
                 self.problems.append(
                     "`num_partitions` must be a multiple of the number of "
                     f'devices under schedule="{schedule}". Received: '
-                    f"num_partitions={k} and {found} devices. Change it, or "
+                    f"num_partitions={k} and {count} devices. Change it, or "
                     "name other `devices`."
                 )
         elif self._replica is not None:
-            if k != chunks * found:
+            if k != chunks * count:
                 self.problems.append(
                     "`num_partitions` must be that of the strategy, "
-                    f"{found}{_each(chunks)}. Received: num_partitions={k}. "
+                    f"{count}{_each(chunks)}. Received: num_partitions={k}. "
                     "Leave it out, or make a `PipelineStrategy` of as many "
                     "devices a replica."
                 )
@@ -265,33 +261,33 @@ class CellDevices:
                 f"{k + chunks - k % chunks}, or take another schedule."
             )
         elif self.names is None:
-            if k > chunks * found:
+            if k > chunks * count:
                 self.problems.append(
                     "`num_partitions` must be at most the number of devices"
                     f"{_each(chunks)}. Received: num_partitions={k} and the "
                     f"devices {self.devices}. {why_no_more()} Ask for fewer "
                     "cells, of a file by `tfgpipe.load_model(path, "
-                    f"num_partitions={chunks * found})`, or for "
+                    f"num_partitions={chunks * count})`, or for "
                     'schedule="interleaved" with a multiple of the devices; '
                     f"{SPLIT_CPU}."
                 )
             self.devices = self.devices[: k // chunks]
-        elif k != chunks * found:
-            count = "one device a cell"
+        elif k != chunks * count:
+            wanted = "one device a cell"
             if chunks > 1:
-                count = f"one device for {chunks} cells"
+                wanted = f"one device for {chunks} cells"
             self.problems.append(
-                f"`devices` must name {count}. Received: devices={self.names} "
+                f"`devices` must name {wanted}. Received: devices={self.names} "
                 f"and num_partitions={k}. Pass num_partitions="
-                f"{chunks * found} for these, or name {k // chunks}."
+                f"{chunks * count} for these, or name {k // chunks}."
             )
 
     def _check_written(
         self,
         schedule: Schedule,
-        num_partitions: Any,
+        num_partitions: int | None,
         num_micro_batches: int | None,
-        found: int,
+        count: int,
     ) -> None:
         """Compares a schedule that the user wrote with the other arguments."""
         for name, expected, received in (
@@ -310,7 +306,7 @@ class CellDevices:
                 )
         wanted = schedule.num_devices
         is_named = self.names is not None or self._replica is not None
-        if wanted > found or (is_named and wanted != found):
+        if wanted > count or (is_named and wanted != count):
             self.problems.append(
                 f"`schedule` has tasks for {wanted} devices. Received: the "
                 f"devices {self.names or self.devices}. Write it for as many, "
@@ -319,15 +315,15 @@ class CellDevices:
 
 
 def _each(chunks: int) -> str:
-    """What follows the number of devices where each has several cells."""
+    """Says behind a number of devices that each has several cells."""
     return "" if chunks == 1 else f", times the {chunks} cells of each"
 
 
 class Replicas:
-    """How the micro-batches of one mini-batch are shared among replicas.
+    """The replicas and their micro-batches, of one mini-batch.
 
     Args:
-        grid: Names of devices, grid[r][k] that of cell k in replica r.
+        grid: Names of devices, grid[r][k] of cell k in replica r.
         num_micro_batches: Micro-batches of the mini-batch.
 
     Attributes:
@@ -345,30 +341,28 @@ class Replicas:
         self.busy = [r for r in range(count) if self.counts[r]]
 
     def of(self, m: int) -> int:
-        """The replica that computes micro-batch m."""
+        """Returns the replica of micro-batch m."""
         return bisect.bisect_right(self._bounds, m) - 1
 
     def device(self, k: int, m: int) -> str:
-        """Where cell k computes micro-batch m."""
+        """Returns the device on which cell k computes micro-batch m."""
         return self.device_in(self.of(m), k)
 
     def device_in(self, r: int, k: int) -> str:
-        """Where replica r has cell k."""
+        """Returns the device of cell k in replica r."""
         return self._grid[r][k]
 
     def micro_batches(self, r: int) -> range:
-        """The micro-batches of replica r."""
+        """Returns the micro-batches of replica r."""
         return range(self._bounds[r], self._bounds[r + 1])
 
     def normalized_at_once(self, together: bool) -> list[list[int]]:
-        """The micro-batches whose moments are taken at once.
+        """Returns groups of micro-batches, each normalised at once.
 
-        Args:
-            together: Whether over replicas: the i-th of all of them. If not,
-                each micro-batch has its own.
+        Each micro-batch by itself, or, `together`, the i-th of all replicas.
         """
         every = [self.micro_batches(r) for r in self.busy]
         if not together:
-            return [[m] for own in every for m in own]
+            return [[m] for micro_batches in every for m in micro_batches]
         partners = itertools.zip_longest(*every)
         return [[m for m in row if m is not None] for row in partners]

@@ -1,16 +1,15 @@
 """Puts variables, operations and layers on the devices of their cells.
 
-Layers, too, are at home on the device of their weights, whoever calls them:
-those of a pipeline are also those of the model that it was made of, of models
-inside that one, and of what a task of KerasHub calls to generate:
+Each layer has a home, the device of its weights, on which it computes also
+outside of pipelines: in the user's model, in models inside of it, and when a
+task of KerasHub generates:
 
     task.generate -> backbone.layer(x)    tf.device(home of layer): call(x)
     model.predict -> ... the same
 
-In all of these, tensors go to the layers, and weights stay. What a layer adds
-later, by `enable_lora` or `quantize`, is created at home, too. In a scope whose
-values stand for those of variables, as in the steps of a pipeline, nothing is
-at home anywhere, and calls are as they were.
+Tensors go to the layers, and weights stay. Variables that a layer adds later,
+by `enable_lora` or `quantize`, are created at home, too. Homes do not count in
+the steps of a pipeline, and in other scopes that replace values of variables.
 
 XLA compiles a function for one device: a model whose layers are on several is
 not compiled, which Keras would do by itself wherever there is a GPU.
@@ -49,13 +48,13 @@ _homes_are_left: list[bool] = []
 _PIECE = 2**22  # bytes that are on their way to a device at once
 
 
-def num_bytes(variable: Any) -> int:
-    """Bytes of a variable, or of anything else with a shape and a dtype."""
+def num_bytes(variable: keras.Variable | tf.Tensor) -> int:
+    """Returns the bytes of a variable, or of a tensor of known shape."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def create_or_move(variables: list[keras.Variable], device: str) -> None:
-    """Makes sure that variables have their storage on a device.
+    """Creates variables on a device, or moves them there.
 
     To be called before an optimizer is built and anything is traced. A device
     that only compiles would draw other initial values than Keras, so its host
@@ -67,58 +66,53 @@ def create_or_move(variables: list[keras.Variable], device: str) -> None:
         for variable in variables:
             if not internals.is_created(variable):
                 internals.create_variable(variable, host)
-            elif _is_mirrored(variable) or not same_device(
+            elif _is_mirrored(internals.storage(variable)) or not same_device(
                 variable.value.device, device
             ):
                 internals.move_variable(variable)
 
 
-def _is_mirrored(variable: keras.Variable) -> bool:
-    """Whether another strategy has made a copy of it for each device."""
-    return isinstance(
-        internals.storage(variable), tf.distribute.DistributedValues
-    )
+def _is_mirrored(storage: tf.Variable) -> bool:
+    """Returns whether another strategy has made a copy for each device."""
+    return isinstance(storage, tf.distribute.DistributedValues)
 
 
 def assign_in_pieces(variable: keras.Variable, value: Any) -> None:
-    """Assigns a value, of which a few rows at a time are sent.
+    """Assigns a value, a few rows at a time.
 
-    What is sent to a device is in memory several times, most of all on the way
-    to other processes.
+    A value that is sent to a device is in memory several times, most of all on
+    its way to other processes.
 
     Args:
-        variable: Where it goes; it has storage.
-        value: As `keras.Variable.assign` takes it.
+        variable: The variable; it has storage.
+        value: The value, as for `keras.Variable.assign`.
     """
+
+    def read(rows: slice) -> tf.Tensor:
+        return keras.ops.convert_to_tensor(value[rows], variable.dtype)
+
+    has_rows = tuple(getattr(value, "shape", ())) == tuple(variable.shape)
     storage = internals.storage(variable)
-    shape = getattr(value, "shape", None)
-    if (
-        shape is None
-        or tuple(shape) != tuple(variable.shape)
-        or not assign_rows(
-            storage,
-            lambda rows: keras.ops.convert_to_tensor(
-                value[rows], variable.dtype
-            ),
-        )
-    ):
+    if not (has_rows and assign_rows(storage, read)):
         with tf.device("CPU:0"):  # in the host's memory, before it goes on
             variable.assign(value)
 
 
-def assign_rows(storage: Any, read: Callable[[slice], Any]) -> bool:
+def assign_rows(
+    storage: tf.Variable, read: Callable[[slice], tf.Tensor]
+) -> bool:
     """Assigns the rows of a large variable, a few at a time.
 
     Args:
-        storage: The `tf.Variable`.
+        storage: The variable.
         read: Returns some of the rows, in the variable's dtype.
 
     Returns:
-        Whether it did: not for small ones, and those that a strategy copies.
+        False for small variables, and those that a strategy copies, which it
+        does not assign.
     """
-    is_copied = isinstance(storage, tf.distribute.DistributedValues)
     num_rows = storage.shape[0] if storage.shape.rank else 1
-    if is_copied or num_rows == 1 or num_bytes(storage) <= _PIECE:
+    if _is_mirrored(storage) or num_rows == 1 or num_bytes(storage) <= _PIECE:
         return False
     some = max(1, _PIECE * num_rows // num_bytes(storage))
     for first in range(0, num_rows, some):
@@ -140,10 +134,10 @@ def assign_rows(storage: Any, read: Callable[[slice], Any]) -> bool:
 
 
 class Storage:
-    """Where the variables of a model's layers are.
+    """The storage of the variables of a model's layers.
 
-    Traces and the optimizer know a variable by its storage, which another model
-    that is made of the same layers gives up if it needs them elsewhere.
+    Traces and the optimizer know a variable by its storage. Another model of
+    the same layers makes new storage if it needs them on other devices.
 
     Attributes:
         known: The ids of the variables.
@@ -162,7 +156,7 @@ class Storage:
         self.known = {id(variable) for _, variable, _ in self._held}
 
     def check(self) -> None:
-        """Refuses to go on where another model took over a layer."""
+        """Refuses to go on after another model has moved a layer."""
         for layer, variable, before in self._held:
             if internals.storage(variable).handle is before:
                 continue
@@ -181,17 +175,19 @@ class Storage:
 
 
 def read_variable(variable: keras.Variable) -> tf.Tensor:
-    """The variable's value on the current device."""
+    """Reads a variable on the current device."""
     value = variable.value
     is_variable = isinstance(value, tf.Variable)  # else what a scope replaces
     return value.value() if is_variable else tf.identity(value)
 
 
-def as_device_takes(gradient: Any, variable: keras.Variable) -> Any:
-    """A gradient as it can be applied where its variable is.
+def as_device_takes(
+    gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable
+) -> tf.Tensor | tf.IndexedSlices | None:
+    """Makes a sparse gradient dense if its variable's device only compiles.
 
-    Of a sparse one, optimizers look for slices of the same row, as many as
-    there happen to be, which XLA cannot compile.
+    Optimizers look for slices of the same row, in a number that depends on the
+    data, which XLA cannot compile.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -206,59 +202,41 @@ def as_device_takes(gradient: Any, variable: keras.Variable) -> Any:
 
 
 def follow_inputs(
-    variables: list[keras.Variable], is_on: Callable[[], bool] = lambda: True
-) -> Any:
+    is_on: Callable[[], bool],
+) -> contextlib.AbstractContextManager[None]:
     """Inside, an operation runs on the device of its first input.
 
-    Of its first input that is no scalar, if there is one. A context manager.
-
-    Args:
-        variables: Those from whose devices it starts.
-        is_on: Whether an operation that is made now does so.
+    Of its first input that is no scalar, if there is one. `is_on` returns
+    whether it holds for operations that are made now.
     """
-    followed = _device_of_inputs(variables)
-    return tf.compat.v1.device(
-        lambda op: followed(op) if is_on() else op.device
-    )
-
-
-def _device_of_inputs(variables: list[keras.Variable]) -> Callable:
-    """A device function that puts an operation where its inputs are."""
-    handles = {id(v.value.handle): v.value.device for v in variables}
     captured = internals.OuterTensors()
 
-    def of_capture(tensor: tf.Tensor) -> str:
-        outer = captured.of(tensor)
-        if outer is None:
-            return ""
-        if id(outer) in handles:
-            return handles[id(outer)]
-        return outer.device if internals.is_eager(outer) else of(outer)
-
-    def of(tensor: tf.Tensor) -> str:
-        if id(tensor) in handles:
-            return handles[id(tensor)]
+    def device_of(tensor: tf.Tensor) -> str:
         op = tensor.op
         if op.type == "Placeholder":
-            return of_capture(tensor)
+            outer = captured.of(tensor)
+            if outer is None:
+                return ""
+            is_eager = internals.is_eager(outer)
+            return outer.device if is_eager else device_of(outer)
         if op.device:
             return op.device
         if op.type in ("ReadVariableOp", "Identity") and op.inputs:
-            return of(op.inputs[0])
+            return device_of(op.inputs[0])
         return ""
 
     def device(op: tf.Operation) -> str:
-        if op.device or op.type in _ANYWHERE:
+        if not is_on() or op.device or op.type in _ANYWHERE:
             return op.device
         fallback = ""
         for tensor in op.inputs:
-            name = of(tensor)
+            name = device_of(tensor)
             if name and (tensor.dtype == tf.resource or tensor.shape.rank != 0):
                 return name
             fallback = fallback or name
         return fallback
 
-    return device
+    return tf.compat.v1.device(device)
 
 
 def place_variables(
@@ -268,56 +246,55 @@ def place_variables(
 ) -> None:
     """Puts each variable onto its device.
 
-    The trainable ones of a cell are shared out among its stores. What cells
-    share belongs to the first of them. Each is created by itself, so that no
-    more than one is in memory twice, and in the order in which it was made.
+    The trainable ones of a cell are divided among its stores. A variable of
+    several cells belongs to the first of them. Each is created by itself, so
+    that only one is in memory twice, and in the order in which it was made.
 
     Args:
         cells: The cells.
-        placed: ids of variables that stay where they are.
+        placed: ids of variables that stay on their devices.
         others: Variables that no cell has, for the first device.
     """
-    known = set(placed)
-    found: list[tuple[keras.Variable, str]] = []
+    seen = set(placed)
+    pairs: list[tuple[keras.Variable, str]] = []
 
-    def new(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-        own = {id(v): v for v in variables if id(v) not in known}
-        known.update(own)
-        return list(own.values())
+    def unseen(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+        by_id = {id(v): v for v in variables if id(v) not in seen}
+        seen.update(by_id)
+        return list(by_id.values())
 
     for cell in cells:
-        weights = new(v for layer in cell.weights_by_layer for v in layer)
-        for device, own in _shared_out(weights, cell.stores).items():
-            found += [(variable, device) for variable in own]
-        found += [(variable, cell.home) for variable in new(cell.state)]
-    found += [(variable, cells[0].device) for variable in new(others)]
-    found.sort(key=lambda pair: internals.made_order(pair[0]))
-    for variable, device in found:
+        weights = unseen(v for layer in cell.weights_by_layer for v in layer)
+        pairs += _shared_out(weights, cell.stores)
+        pairs += [(variable, cell.home) for variable in unseen(cell.state)]
+    pairs += [(variable, cells[0].device) for variable in unseen(others)]
+    pairs.sort(key=lambda pair: internals.made_order(pair[0]))
+    for variable, device in pairs:
         create_or_move([variable], device)
 
 
 def _shared_out(
     variables: Sequence[keras.Variable], devices: Sequence[str]
-) -> dict[str, list[keras.Variable]]:
+) -> list[tuple[keras.Variable, str]]:
     """Gives each device about as many bytes of variables."""
-    owned: dict[str, list[keras.Variable]] = {device: [] for device in devices}
+    pairs = []
     held = dict.fromkeys(devices, 0)
     for variable in sorted(variables, key=num_bytes, reverse=True):
         device = min(devices, key=held.__getitem__)
-        owned[device].append(variable)
+        pairs.append((variable, device))
         held[device] += num_bytes(variable)
-    return owned
+    return pairs
 
 
 # ------------------------------------------------------- the homes of layers
 def settle_layers(
     cells: Sequence[Any], layers: Iterable[keras.layers.Layer]
 ) -> None:
-    """Gives layers and operations their homes: after variables have theirs.
+    """Gives layers and operations their homes, after variables are placed.
 
     Args:
         cells: The cells.
-        layers: Those of the model, which may hold layers of several cells.
+        layers: The model's layers, which may hold layers of several cells.
     """
     internals.watch_calls(_called, _added, _spans)
     for cell in reversed(cells):  # the first one wins
@@ -328,8 +305,8 @@ def settle_layers(
         id(weight): cell.home
         for cell in cells
         if cell.is_stored_elsewhere
-        for own in cell.weights_by_layer
-        for weight in own
+        for weights in cell.weights_by_layer
+        for weight in weights
     }
     for layer in layers:
         for part in internals.flat_layers(layer):
@@ -345,7 +322,7 @@ def settle_layers(
 
 @contextlib.contextmanager
 def homes_left() -> Iterator[None]:
-    """Inside, calls are as if no layer had a home, as in files for serving."""
+    """Inside, homes do not count, as in files for serving."""
     _homes_are_left.append(True)
     try:
         yield
@@ -353,42 +330,46 @@ def homes_left() -> Iterator[None]:
         _homes_are_left.pop()
 
 
-def _set_home(part: Any, device: str) -> None:
-    object.__setattr__(part, internals.HOME, device)
+def _set_home(operation: keras.Operation, device: str) -> None:
+    object.__setattr__(operation, internals.HOME, device)
 
 
-def _home_of(part: Any) -> str | None:
-    return vars(part).get(internals.HOME)
+def _home_of(operation: keras.Operation) -> str | None:
+    return vars(operation).get(internals.HOME)
 
 
-def _called(part: Any) -> Any:
-    """Around each call of a layer or operation: puts it onto its device."""
-    home = _home_of(part)
+def _called(
+    operation: keras.Operation,
+) -> contextlib.AbstractContextManager[None]:
+    """Returns the context of each call of an operation: its device."""
+    home = _home_of(operation)
     if home is None or _homes_are_left or internals.variables_are_deferred():
         return contextlib.nullcontext()
     if internals.is_in_xla() and _is_elsewhere({home}):
         raise ValueError(
             "A model on several devices must be called without XLA, which "
-            f"compiles for one. Received: layer '{part.name}', whose weights "
-            f"are on {home}, in a function with jit_compile=True. Leave it "
-            "out; or call a `tfgpipe.GPipe` of the model: its `compile("
-            "jit_compile=True)` compiles each cell by itself."
+            f"compiles for one. Received: layer '{operation.name}', whose "
+            f"weights are on {home}, in a function with jit_compile=True. "
+            "Leave it out; or call a `tfgpipe.GPipe` of the model: its "
+            "`compile(jit_compile=True)` compiles each cell by itself."
         )
     return tf.device(home)
 
 
-def _added(layer: keras.layers.Layer) -> Any:
-    """Around the making of each variable of a layer."""
+def _added(
+    layer: keras.layers.Layer,
+) -> contextlib.AbstractContextManager[None]:
+    """Returns the context of the creation of each variable of a layer."""
     home = _home_of(layer)
     return contextlib.nullcontext() if home is None else tf.device(home)
 
 
 def _spans(model: keras.Model) -> bool:
-    """Whether XLA cannot compile a model: it is not all on the first device."""
+    """Returns whether a model is on several devices, or not on the first."""
     homes = {_home_of(layer) for layer in internals.flat_layers(model)}
-    return _is_elsewhere(homes - {None})
+    return _is_elsewhere({home for home in homes if home is not None})
 
 
-def _is_elsewhere(homes: Iterable[Any]) -> bool:
+def _is_elsewhere(homes: Iterable[str]) -> bool:
     first = accelerators()[0]
     return not all(same_device(home, first) for home in homes)

@@ -18,22 +18,19 @@ from the others. Clipping, loss scaling, accumulation and averages see finished
 gradients, once.
 
 Why not `tf.distribute.MirroredStrategy`: it runs a step in one thread a
-replica, each with its own variables, seeds and statistics, traces each of them,
+replica, each with other variables, seeds and statistics, traces each of them,
 and leaves the sum over replicas to Keras, which takes means of means, clips
-before it adds, and draws the same masks everywhere. What copies of variables
-would save is to send weights for `evaluate` and `predict`, too; what they would
-cost is the memory of R times the slots. `from_strategy` takes its devices.
+before it adds, and draws the same masks everywhere. Copies of variables would
+not be sent for `evaluate` and `predict`, and would take the memory of R times
+the slots. `from_strategy` takes its devices.
 
 For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
 `run` calls a function once, with all rows: code that was written for a strategy
 divides by no number twice, and Keras feeds whole mini-batches.
 
 Devices may be those of other hosts that TensorFlow is connected to: the graph
-is the same. Limits: one process traces it, and feeds the data. What is not
-trained is on the first replica's devices.
-
-Of TensorFlow's own strategies a pipeline takes over one thing. That is their
-devices: not how they run a step.
+is the same. Limits: one process traces it, and feeds the data. Variables that
+are not trained are on the first replica's devices.
 
 References: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 1,
 on data parallelism beside pipelines;
@@ -160,16 +157,16 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         return cls(len(devices) // num_partitions, num_partitions, devices)
 
     def _names(self, devices: Sequence[Any] | None) -> list[str]:
-        """Full names of R K devices."""
+        """Returns the full names of R K devices."""
         problems: list[str] = []
         wanted = self.num_replicas * self.num_partitions
         if devices is None:
-            found = accelerators()
-            if len(found) < wanted:
+            names = accelerators()
+            if len(names) < wanted:
                 problems.append(
                     "`num_replicas` times `num_partitions` must be at most the "
                     f"number of devices. Received: {self.num_replicas} times "
-                    f"{self.num_partitions} and the devices {found}. Ask for "
+                    f"{self.num_partitions} and the devices {names}. Ask for "
                     "fewer; to try replicas without accelerators, split the "
                     "CPU with `tf.config.set_logical_device_configuration` "
                     "first."
@@ -181,7 +178,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
             )
         else:
             devices = list(devices)
-            found, problems = resolved(devices)
+            names, problems = resolved(devices)
             if len(devices) != wanted:
                 problems.append(
                     "`devices` must name `num_replicas` times "
@@ -191,7 +188,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
                 )
         if problems:
             raise ValueError("\n".join(problems))
-        return found
+        return names
 
     def __repr__(self) -> str:
         return (
@@ -288,14 +285,14 @@ class TPUPipelineStrategy(PipelineStrategy):
         return cls(assignment)
 
 
-def any_current() -> Any:
-    """The `tf.distribute` strategy in whose scope this is called, or None."""
+def any_current() -> tf.distribute.Strategy | None:
+    """Returns the `tf.distribute` strategy of the current scope, or None."""
     has_one = tf.distribute.has_strategy()
     return tf.distribute.get_strategy() if has_one else None
 
 
 def current() -> PipelineStrategy | None:
-    """The strategy in whose scope this is called, or None.
+    """Returns the strategy of the current scope, or None.
 
     Raises:
         ValueError: If it is one that does not know of pipelines.
@@ -316,8 +313,8 @@ _LOCAL = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 _TPU = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
 
 
-def instead_of(strategy: Any) -> str:
-    """What to use in the place of a strategy, in a sentence."""
+def instead_of(strategy: tf.distribute.Strategy) -> str:
+    """Says in a sentence what replaces a strategy."""
     if isinstance(strategy, (*_LOCAL, *_TPU)):
         return (
             "For replicas of a pipeline of K cells on its devices, make the "

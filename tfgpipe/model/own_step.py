@@ -75,7 +75,7 @@ class OwnStep:
                     stack.enter_context(plain.by(method))
             if self._graph is not None:
                 stack.enter_context(
-                    placement.follow_inputs([], lambda: not in_pipeline.get())
+                    placement.follow_inputs(lambda: not in_pipeline.get())
                 )
             yield
 
