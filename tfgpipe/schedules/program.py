@@ -249,22 +249,26 @@ class Program:
         length = max(end for _, end in times)
         return 1 - work / (self.num_devices * length) if length else 0.0
 
-    def held(self) -> list[int]:
-        """How many micro-batches every device holds at most.
+    def held(self, sizes: Sequence[float] | None = None) -> list[float]:
+        """Returns what every device holds at most, of micro-batches.
 
         One counts, once a cell, from its forward pass to the end of its last
         backward operation. What has no backward pass is not held.
+
+        Args:
+            sizes: What it takes to hold one in each cell. Defaults to 1.
         """
-        return [*map(most_held, self.by_device)]
+        return [most_held(ops, sizes) for ops in self.by_device]
 
 
-def most_held(ops: Sequence[Op]) -> int:
-    """How many micro-batches a device holds at most that runs these."""
+def most_held(ops: Sequence[Op], sizes: Sequence[float] | None = None) -> float:
+    """Returns what a device holds at most that runs these, see `held`."""
     trained = {op.cell for op in ops if KINDS[op.kind].ends}
-    now = most = 0
+    now = most = 0.0 if sizes else 0
     for op in ops:
         if op.cell in trained:
             kind = KINDS[op.kind]
-            now += kind.begins - kind.ends - kind.leaves
+            size = sizes[op.cell] if sizes else 1
+            now += size * (kind.begins - kind.ends - kind.leaves)
             most = max(most, now)
     return most

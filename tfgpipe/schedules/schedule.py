@@ -233,13 +233,17 @@ class Schedule:
         checked_amount("link", link, "the time of a transfer")
         return self._written.bubble(*_of_ops(duration, link))
 
-    def held(self) -> list[int]:
+    def held(self, sizes: Sequence[float] | None = None) -> list[Any]:
         """How many micro-batches every device holds at most.
 
         One counts, once a cell, from its forward task to the end of its last
         backward task. What has no backward task is not held.
+
+        Args:
+            sizes: What it takes to hold one in each cell, to have the sum of
+                these in place of the number.
         """
-        return self._written.held()
+        return self._written.held(sizes)
 
 
 def _of_ops(

@@ -18,7 +18,6 @@ Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import numbers
@@ -32,6 +31,7 @@ from tfgpipe.schedules.orders import (
     WITH_LINKS,
     devices_of_cells,
 )
+from tfgpipe.schedules.orders.halves import TASKS, Running
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 
@@ -123,7 +123,7 @@ def _checked(
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
     cells = [_listed(item) for item in _listed(durations)]
     if not cells or not all(
-        len(item) == len(HALVES) and all(map(is_amount, item)) for item in cells
+        len(item) == len(TASKS) and all(map(is_amount, item)) for item in cells
     ):
         raise ValueError(
             "`durations` must have three finite numbers from 0 for each cell: "
@@ -156,7 +156,7 @@ def _checked(
             f"{len(used)} devices. Received: memory={memory!r}."
         )
     way = checked_amount("link", link, "the time of a transfer")
-    seconds = [dict(zip(HALVES, map(float, item))) for item in cells]
+    seconds = [dict(zip(TASKS, map(float, item))) for item in cells]
     rounded = [_ROUNDING * float(item) for item in most]
     return UnequalCells(seconds, cell_sizes, places, rounded, count, way)
 
@@ -241,9 +241,6 @@ def _changes(limits: Sequence[int]) -> Iterator[tuple[int, int]]:
                 yield cell, -1
 
 
-HALVES = ("forward", "input_gradient", "weight_gradient")
-
-
 class UnequalCells(NamedTuple):
     """The cells whose tasks are to be ordered.
 
@@ -272,16 +269,8 @@ class UnequalCells(NamedTuple):
 
     def fits(self, schedule: Schedule) -> bool:
         """Returns whether no device holds more than it may."""
-        for most, tasks in zip(self.most, schedule.tasks):
-            now = 0.0
-            for kind, k, _ in tasks:
-                if kind == "forward":
-                    now += self.sizes[k]
-                    if now > most:
-                        return False
-                elif kind in ("backward", "weight_gradient"):
-                    now -= self.sizes[k]
-        return True
+        held = schedule.held(self.sizes)
+        return all(n <= most for n, most in zip(held, self.most))
 
 
 class Policy(NamedTuple):
@@ -315,137 +304,68 @@ def run(
         The tasks of each device and the length, which is infinite if the
         devices come to a stop, each without room for what it could run.
     """
-    running = _Running(work, policy, limits)
-    # Ends of tasks and, on links that take time, what arrives of them.
-    events: list[tuple[float, bool, Task]] = []
-    idle, now, length = set(range(len(work.most))), 0.0, 0.0
-    while True:
-        for device in sorted(idle):
-            task = running.next_task(device)
-            if task is not None:
-                idle.discard(device)
-                running.start(task)
-                heapq.heappush(events, (now + work.duration(task), True, task))
-        if not events:
-            break
-        now = events[0][0]
-        while events and events[0][0] <= now:
-            _, is_end, task = heapq.heappop(events)
-            if is_end:
-                length = now
-                running.end(task)
-                idle.add(work.devices[task.cell])
-                if task.kind != "weight_gradient":  # which no other one needs
-                    heapq.heappush(events, (now + work.link, False, task))
-            else:
-                running.arrive(task)
-    return running.tasks, length if running.is_done else math.inf
+    choice = _Choice(work, policy, limits)
+    running = choice.running
+    length = running.run(choice.next_task, work.duration, work.link)
+    done = [counts["weight_gradient"] for counts in running.ended]
+    is_done = min(done) == work.num_micro_batches
+    return running.tasks, length if is_done else math.inf
 
 
-class _Running:
-    """Devices at work.
-
-    Attributes:
-        tasks: What each device has run.
-    """
+class _Choice:
+    """Chooses the tasks of devices by a policy."""
 
     def __init__(
         self, work: UnequalCells, policy: Policy, limits: Sequence[int]
     ):
         self._work = work
-        self._policy = policy
         self._limits = limits
-        count = len(work.devices)
-        self.tasks: list[list[Task]] = [[] for _ in work.most]
-        self._started = [dict.fromkeys(HALVES, 0) for _ in range(count)]
-        self._ended = [dict.fromkeys(HALVES, 0) for _ in range(count)]
-        self._arrived = [dict.fromkeys(HALVES, 0) for _ in range(count)]
-        self._held = [0.0] * len(work.most)
+        self.running = Running(work.devices, work.sizes)
         cells = [
-            [k for k in range(count) if work.devices[k] == d]
+            [k for k, device in enumerate(work.devices) if device == d]
             for d in range(len(work.most))
         ]
-        self._cells = cells
-        self._forward = [c[::-1] if policy.last_forward else c for c in cells]
-        self._backward = [c[::-1] if policy.last_backward else c for c in cells]
+        # For each device, kinds of tasks and its cells, the preferred first.
+        self._wishes = []
+        for of_device in cells:
+            turned = of_device[::-1]
+            wishes = [
+                (
+                    "input_gradient",
+                    turned if policy.last_backward else of_device,
+                ),
+                ("forward", turned if policy.last_forward else of_device),
+            ]
+            if not policy.gradients_first:
+                wishes.reverse()
+            self._wishes.append([*wishes, ("weight_gradient", of_device)])
         # What a micro-batch will take in the cells of a device yet to come.
         self._room = [
             sum(
                 work.sizes[c]
-                for c in cells[work.devices[k]]
+                for c in cells[device]
                 if c == k or (policy.reserves and c > k)
             )
-            for k in range(count)
+            for k, device in enumerate(work.devices)
         ]
-
-    @property
-    def is_done(self) -> bool:
-        """Returns whether all tasks have run."""
-        count = self._work.num_micro_batches
-        return all(counts["weight_gradient"] == count for counts in self._ended)
 
     def next_task(self, device: int) -> Task | None:
         """Returns the task that a device runs now, if there is one."""
-        ways = [self._next_gradient, self._next_forward]
-        if not self._policy.gradients_first:
-            ways.reverse()
-        for way in (*ways, self._next_late):
-            task = way(device)
-            if task is not None:
-                return task
+        running = self.running
+        for kind, cells in self._wishes[device]:
+            for k in cells:
+                m = running.started[k][kind]
+                if running.is_ready(kind, k, m) and (
+                    kind != "forward" or self._may_begin(device, k, m)
+                ):
+                    return Task(kind, k, m)
         return None
 
-    def _next_forward(self, device: int) -> Task | None:
-        work, most = self._work, self._work.most[device]
-        for k in self._forward[device]:
-            m = self._started[k]["forward"]
-            if (
-                m < work.num_micro_batches
-                and (k == 0 or self._got(k, k - 1, "forward") > m)
-                and m - self._ended[k]["input_gradient"] < self._limits[k]
-                and self._held[device] + self._room[k] <= most
-            ):
-                return Task("forward", k, m)
-        return None
-
-    def _next_gradient(self, device: int) -> Task | None:
-        last = len(self._work.devices) - 1
-        for k in self._backward[device]:
-            m = self._started[k]["input_gradient"]
-            before = self._ended[k]["forward"]
-            if k < last:
-                before = min(before, self._got(k, k + 1, "input_gradient"))
-            if m < before:
-                return Task("input_gradient", k, m)
-        return None
-
-    def _next_late(self, device: int) -> Task | None:
-        for k in self._cells[device]:
-            m = self._started[k]["weight_gradient"]
-            if m < self._ended[k]["input_gradient"]:
-                return Task("weight_gradient", k, m)
-        return None
-
-    def _got(self, k: int, other: int, kind: str) -> int:
-        """How many results of another cell's tasks are where cell k is."""
-        is_here = self._work.devices[k] == self._work.devices[other]
-        return (self._ended if is_here else self._arrived)[other][kind]
-
-    def start(self, task: Task) -> None:
-        """Notes that a task runs."""
-        device = self._work.devices[task.cell]
-        self.tasks[device].append(task)
-        self._started[task.cell][task.kind] += 1
-        if task.kind == "forward":
-            self._held[device] += self._work.sizes[task.cell]
-
-    def end(self, task: Task) -> None:
-        """Notes that a task has ended."""
-        kind, k, _ = task
-        self._ended[k][kind] += 1
-        if kind == "weight_gradient":
-            self._held[self._work.devices[k]] -= self._work.sizes[k]
-
-    def arrive(self, task: Task) -> None:
-        """Notes that what a task leaves is on other devices."""
-        self._arrived[task.cell][task.kind] += 1
+    def _may_begin(self, device: int, k: int, m: int) -> bool:
+        """Returns whether a forward task is within the limits."""
+        running, work = self.running, self._work
+        return (
+            m < work.num_micro_batches
+            and m - running.ended[k]["input_gradient"] < self._limits[k]
+            and running.held[device] + self._room[k] <= work.most[device]
+        )

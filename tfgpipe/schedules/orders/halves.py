@@ -56,89 +56,116 @@ def filled(
             cell. Where the order needs more, they are held.
         duration: How long a task takes, in any unit.
     """
-    devices = [_Device(device, most) for device, most in zip(orders, most_held)]
-    num_cells = 1 + max(task.cell for device in orders for task in device)
-    ends: dict[Task, float] = {}
-    asleep: dict[Task, list[int]] = collections.defaultdict(list)
-    awake = [(0.0, d) for d in range(len(devices))]
-    while awake:
-        now, d = heapq.heappop(awake)
-        device = devices[d]
-        task = device.next_task
-        needs = [] if task is None else _needs(task, num_cells)
-        # What has not run yet would have started now, or later.
-        missing = next((need for need in needs if need not in ends), None)
-        ready = max((ends.get(need, now) for need in needs), default=now)
-        must_wait = missing is not None or ready > now
-        if device.late and (task is None or must_wait or device.is_full):
-            task = device.run_late()
-            ready = now
-        elif task is None:
-            continue
-        elif missing is not None:
-            asleep[missing].append(d)
-            continue
-        else:
-            device.run_next()
-        ends[task] = max(now, ready) + duration(task)
-        heapq.heappush(awake, (ends[task], d))
-        for other in asleep.pop(task, ()):
-            heapq.heappush(awake, (ends[task], other))
-    return Schedule(device.tasks for device in devices)
+    device_of = {t.cell: d for d, tasks in enumerate(orders) for t in tasks}
+    devices = [device_of[k] for k in range(len(device_of))]
+    running = Running(devices, [1] * len(devices))
+    waiting = [collections.deque(tasks) for tasks in orders]
+    late: list[collections.deque[Task]] = [collections.deque() for _ in orders]
+
+    def choose(d: int) -> Task | None:
+        task = waiting[d][0] if waiting[d] else None
+        is_ready = task is not None and running.is_ready(*task)
+        is_full = running.held[d] >= most_held[d]
+        if late[d] and (
+            task is None or not is_ready or (task.kind == "forward" and is_full)
+        ):
+            return late[d].popleft()
+        if task is None or not is_ready:
+            return None
+        if task.kind == "input_gradient":
+            late[d].append(task._replace(kind="weight_gradient"))
+        return waiting[d].popleft()
+
+    running.run(choose, duration)
+    return Schedule(running.tasks)
 
 
-def _needs(task: Task, num_cells: int) -> list[Task]:
-    """Returns what a task needs if all backward tasks are in halves."""
-    kinds = ("forward", "input_gradient")
-    return [need for need in task.needs(num_cells) if need.kind in kinds]
+# Of a cell whose backward passes are all in halves.
+TASKS = ("forward", "input_gradient", "weight_gradient")
 
 
-class _Device:
-    """The tasks of a device: those that it has run, and those to come.
+class Running:
+    """Devices at work on tasks in halves, micro-batch after micro-batch.
 
     Args:
-        order: Its "forward" and "input_gradient" tasks.
-        most_held: How many micro-batches it may hold.
+        devices: For each cell, its device.
+        sizes: For each cell, what it takes to hold a micro-batch.
 
     Attributes:
-        tasks: What it has run.
-        late: Weight gradients that it could run.
+        tasks: The tasks that each device has started, in order.
+        held: What each device holds.
+        started: For each cell and kind, how many tasks have started.
+        ended: And how many of them have ended.
     """
 
-    def __init__(self, order: Sequence[Task], most_held: int):
-        self._order = collections.deque(order)
-        self._most_held = most_held
-        self._held = 0
-        self.tasks: list[Task] = []
-        self.late: collections.deque[Task] = collections.deque()
+    def __init__(self, devices: Sequence[int], sizes: Sequence[float]):
+        self._devices = devices
+        self._sizes = sizes
+        num_devices = 1 + max(devices)
+        self.tasks: list[list[Task]] = [[] for _ in range(num_devices)]
+        self.held = [0.0] * num_devices
+        self.started, self.ended, self._arrived = (
+            [dict.fromkeys(TASKS, 0) for _ in devices] for _ in range(3)
+        )
 
-    @property
-    def next_task(self) -> Task | None:
-        """The next task of its order."""
-        return self._order[0] if self._order else None
-
-    @property
-    def is_full(self) -> bool:
-        """Returns whether it may not hold one more, and its next task would."""
-        if not self._order or self._order[0].kind != "forward":
+    def is_ready(self, kind: str, k: int, m: int) -> bool:
+        """Returns whether all is on its device that a task takes."""
+        if kind == "weight_gradient":
+            return m < self.ended[k]["input_gradient"]
+        if kind == "input_gradient" and m >= self.ended[k]["forward"]:
             return False
-        return self._held >= self._most_held
+        near = k - 1 if kind == "forward" else k + 1
+        if not 0 <= near < len(self._devices):
+            return True
+        is_here = self._devices[near] == self._devices[k]
+        return m < (self.ended if is_here else self._arrived)[near][kind]
 
-    def run_next(self) -> None:
-        """Runs what is next."""
-        task = self._order.popleft()
-        self.tasks.append(task)
+    def run(
+        self,
+        choose: Callable[[int], Task | None],
+        duration: Callable[[Task], float],
+        link: float = 0.0,
+    ) -> float:
+        """Runs tasks until no device chooses one; returns when the last ends.
+
+        Args:
+            choose: Returns the task that a device begins, or None to wait.
+            duration: How long a task takes.
+            link: How long it takes to another device.
+        """
+        # Ends of tasks and, on links that take time, what arrives of them.
+        events: list[tuple[float, bool, Task]] = []
+        idle, now, length = set(range(len(self.tasks))), 0.0, 0.0
+        while True:
+            for device in sorted(idle):
+                task = choose(device)
+                if task is not None:
+                    idle.discard(device)
+                    self._start(task)
+                    heapq.heappush(events, (now + duration(task), True, task))
+            if not events:
+                return length
+            now = events[0][0]
+            while events and events[0][0] <= now:
+                _, is_end, task = heapq.heappop(events)
+                kind, k, _ = task
+                if not is_end:
+                    self._arrived[k][kind] += 1
+                    continue
+                length = now
+                self.ended[k][kind] += 1
+                idle.add(self._devices[k])
+                if kind == "weight_gradient":  # which no other one needs
+                    self.held[self._devices[k]] -= self._sizes[k]
+                else:
+                    heapq.heappush(events, (now + link, False, task))
+
+    def _start(self, task: Task) -> None:
+        device = self._devices[task.cell]
+        self.tasks[device].append(task)
+        self.started[task.cell][task.kind] += 1
         if task.kind == "forward":
-            self._held += 1
-        else:
-            self.late.append(task._replace(kind="weight_gradient"))
-
-    def run_late(self) -> Task:
-        """Runs the oldest weight gradient, and returns it."""
-        task = self.late.popleft()
-        self.tasks.append(task)
-        self._held -= 1
-        return task
+            self.held[device] += self._sizes[task.cell]
 
 
 def zero_bubble(

@@ -81,7 +81,7 @@ def test_equal_cells_have_the_bound_of_zero_bubble():
 @pytest.mark.parametrize("link", [0.0, 0.3, 1.0])
 def test_policies_take_as_long_as_they_say(link):
     for durations, m, _, devices, _ in cases(2, 10):
-        seconds = [dict(zip(auto.HALVES, own)) for own in durations]
+        seconds = [dict(zip(auto.TASKS, own)) for own in durations]
         places = devices or [*range(len(durations))]
         most = [math.inf] * (1 + max(places))
         work = auto.UnequalCells(
