@@ -65,6 +65,7 @@ PAGES = [
     "docs/tpu.md",
     "docs/tpu_notebook.md",
     "docs/training.md",
+    "docs/troubleshooting.md",
     "docs/tutorial.md",
     "docs/versions.md",
     "docs/when.md",
@@ -201,7 +202,7 @@ def test_examples_of_page_run_and_print_what_is_shown(page):
 
 
 def test_readme_is_read_in_minutes():
-    assert len(text("README.md").splitlines()) <= 120
+    assert len(text("README.md").splitlines()) <= 100
 
 
 def test_page_is_read_at_once():
@@ -228,32 +229,32 @@ def test_models_that_agree_are_as_many_as_in_the_table():
     ("words", "page", "row"),
     [
         (
-            "300 MiB hold **24 times as many layers**",
+            "300 MiB train **24 times as many layers**",
             "docs/measurements_memory.md",
             r"The largest model with 300 MiB(.|\n)*?^pipeline-8 +8 +72 +24\.0 ",
         ),
         (
-            "holds 4.3 times as many",
+            "trains 4.3 times as many",
             "docs/measurements_memory.md",
             r"^pipeline-1 +8 +13 +4\.3 ",
         ),
         (
-            "through eight cells of 20 ms takes **4% longer**",
+            "on eight devices takes **4% longer**",
             "docs/measurements.md",
             r"^gpipe +except_last +equal +20 +8 +32 .* 1\.036 ",
         ),
         (
-            "cells of 5 ms it is 11%",
+            "with 5 ms it is 11%",
             "docs/measurements.md",
             r"^gpipe +except_last +equal +5 +8 +32 .* 1\.106 ",
         ),
         (
-            "32 rows of 512 tokens, takes 33.7 GiB",
+            "33.7 GiB in plain Keras without XLA",
             "docs/gpu.md",
             r"32 rows of 512 tokens(.|\n)*^\| Keras,.*\| 33\.7 \|$",
         ),
         (
-            "**four devices take 3.3, 1.9, 2.0 and 1.7 GiB**",
+            "takes **3.3, 1.9, 2.0 and 1.7 GiB** on four parts of an H200",
             "docs/gpu.md",
             r"^\| K = 4 \| 8 \| 3\.3, 1\.9, 2\.0, 1\.7 \|$",
         ),

@@ -55,7 +55,7 @@ def test_release_is_built_and_trained_with(tmp_path):
     )
     metadata = zipfile.ZipFile(wheel).read(name).decode()
     page = f"{URL}/blob/v{VERSION}/docs"
-    assert f"[do I need it?]({page}/when.md)" in metadata
+    assert f"[Do I need a pipeline?]({page}/when.md)" in metadata
     assert "](docs/" not in metadata
     assert f"Project-URL: Documentation, {page}/guide.md" in metadata
     with tarfile.open(sdist) as packed:
