@@ -42,6 +42,7 @@ PAGES = [
     "docs/gpu.md",
     "docs/gpu_notebook.md",
     "docs/guide.md",
+    "docs/host_memory.md",
     "docs/hosts.md",
     "docs/keras_compatibility.md",
     "docs/large_models.md",
