@@ -66,7 +66,7 @@ flags.DEFINE_integer(
 )
 
 # With the graph optimiser on, `tf.recompute_grad` saves next to no memory: see
-# docs/measurements_memory.md.
+# docs/measurements_cells.md.
 _BASE = "recompute_grad, as written"
 
 
