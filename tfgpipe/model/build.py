@@ -1,4 +1,4 @@
-"""What `build` finds: layers become cells. One value, whole when it is made."""
+"""Makes cells of layers. The result is one value, whole when it is made."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Built:
 
     @property
     def only_compiles(self) -> bool:
-        """Whether a device runs nothing but what XLA compiles."""
+        """Returns whether a device runs nothing but what XLA compiles."""
         return names.only_compiles(
             device for cell in self.cells for device in cell.devices
         )

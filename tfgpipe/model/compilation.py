@@ -65,14 +65,14 @@ class Compilation(Description):
 
     @property
     def compiles(self) -> bool:
-        """Whether XLA compiles the cells, as far as is known."""
+        """Returns whether XLA compiles the cells, as far as is known."""
         if self.compiles_by_default:
             return self.would_compile()
         return bool(self._jit_cells)
 
     @property
     def compiles_by_default(self) -> bool:
-        """Whether nobody has said if XLA compiles the cells."""
+        """Returns whether nobody has said if XLA compiles the cells."""
         return self._jit_cells == "auto"
 
     def would_compile(self) -> bool:

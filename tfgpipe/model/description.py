@@ -1,4 +1,4 @@
-"""What a `GPipe` says of its cells, its inputs and its outputs.
+"""Describes a `GPipe`: its cells, its inputs and its outputs.
 
 A list of layers gets symbolic outputs when they are first asked for:
 `Built.model` calls the layers on symbolic tensors from a `keras.Input` on. They
@@ -229,7 +229,7 @@ class Description(Face):
 
     # ------------------------------------------------------------- the cells
     def cells(self) -> list[CellRecord]:
-        """What each cell holds, in order. The model must be built."""
+        """Returns what each cell holds, in order. The model must be built."""
         built = self.built_for("cells()")
         records, start = [], 0
         counted: set[int] = set()
@@ -257,7 +257,7 @@ class Description(Face):
         return records
 
     def built_for(self, what: str) -> Built:
-        """What `build` has found; `what` needs it, for the error.
+        """Returns what `build` has found; `what` needs it, for the error.
 
         Raises:
             ValueError: If the model is not built.
@@ -307,7 +307,7 @@ internals.draw_as(
 
 @dataclasses.dataclass(frozen=True)
 class CellRecord:
-    """What one cell of a `GPipe` holds.
+    """The contents of one cell of a `GPipe`.
 
     Attributes:
         index: Position in the pipeline, from 0.

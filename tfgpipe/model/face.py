@@ -1,4 +1,4 @@
-"""What Keras reads of a `GPipe`, as which it sees the model inside.
+"""Shows Keras the model inside of a `GPipe`, whatever it reads.
 
 Keras's trainer, `compile` and its files ask a model for its policy, weights,
 layers and names. A `GPipe` that was made of a model answers as that model does:
@@ -42,7 +42,7 @@ _BESIDE = "gpipe_"
 
 
 def _holds_layers(value: Any, model: keras.Model) -> bool:
-    """Whether a value is, or is a nest of, a layer that the graph has not."""
+    """Returns whether a value has a layer that the graph has not."""
     if isinstance(value, keras.layers.Layer):
         return all(value is not operation for operation in model.operations)
     if isinstance(value, dict):
@@ -108,7 +108,7 @@ class Face(internals.HoldingModel):
 
     # ------------------------------------------------------- what a model holds
     def _held(self, name: str) -> Any:
-        """What the model has by a name, if layers besides its graph are in it.
+        """Returns an attribute of the model that holds layers beside its graph.
 
         A task of KerasHub has its `preprocessor`.
         """
@@ -241,7 +241,7 @@ class Face(internals.HoldingModel):
         )
 
     def parts_in_files(self) -> Iterator[tuple[str, Any]]:
-        """What Keras's files have of it, by names: those of the plain model.
+        """Returns what Keras's files have of it, as of the plain model.
 
         After what the model has comes what belongs to the training: optimizer,
         seeds, what a subclass holds.

@@ -28,7 +28,7 @@ _WORTH = 0.8
 
 
 def shared_out(arguments: Arguments, costs: Sequence[float]) -> list[float]:
-    """What the steps cost the devices of their cells."""
+    """Returns what the steps cost the devices of their cells."""
     shards = sharded(arguments)
     return [
         cost / arguments.num_shards(shards.get(id(step.operation)))

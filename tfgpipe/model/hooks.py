@@ -1,4 +1,4 @@
-"""What Keras calls around a step, and what a subclass may extend.
+"""Prepares steps, as Keras calls for; subclasses may extend that.
 
 Before a step is traced, variables and what it runs have to be there, and are
 checked.
@@ -42,7 +42,7 @@ from tfgpipe.trial import Trial
 
 @dataclasses.dataclass
 class _Notes:
-    """What is noted for the next call. Plain, so that Keras tracks nothing.
+    """Notes for the next call. Plain, so that Keras tracks nothing.
 
     Attributes:
         input_spec: What `build` is called for, which gets the shapes alone.
@@ -233,7 +233,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             self.predict_function = self._explained(self.predict_function)
 
     def train_function_of(self, train_step: Callable) -> Callable:
-        """What `fit` would call with each batch, were this the training step.
+        """Returns what `fit` would call with a batch, by this training step.
 
         It takes a mini-batch, and returns a nest of tensors.
         """
@@ -403,7 +403,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             )
 
     def _follows_task(self) -> bool:
-        """Whether it is compiled as the task of KerasHub is, or will be.
+        """Tells whether it is compiled as the task of KerasHub is, or will be.
 
         A task is compiled when it is made. Who compiles the pipeline decides.
         """
@@ -510,7 +510,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
 
     @property
     def skip_nonfinite(self) -> bool:
-        """Whether mini-batches that are not finite change nothing."""
+        """Returns whether mini-batches that are not finite change nothing."""
         return self._arguments.skip_nonfinite
 
     @property
@@ -535,7 +535,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         return 0 if skips is None else skips.in_a_row
 
     def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """What `fit` shows: NaN of an epoch that was skipped as a whole.
+        """Tells what `fit` shows: NaN of an epoch that was skipped as a whole.
 
         Its loss would be 0 otherwise, and the best of all.
         """

@@ -28,7 +28,7 @@ _FEW_FLOPS = 1e6
 
 
 def sharded(arguments: Arguments) -> dict[int, Any]:
-    """What was asked of layers with shards, by their ids.
+    """Returns what was asked of layers with shards, by their ids.
 
     Raises:
         ValueError: If there is no such layer, or it has no columns.

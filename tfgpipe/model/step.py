@@ -1,4 +1,4 @@
-"""What a `GPipe` does with one mini-batch: train, test and predict steps.
+"""Runs one mini-batch: the train, test and predict steps of a `GPipe`.
 
 Keras's `fit`, `evaluate` and `predict` call the steps, and trace them into one
 graph each. A training step ends with the update, or skips the mini-batch.
@@ -49,7 +49,7 @@ from tfgpipe.trial import Trial
 
 @dataclasses.dataclass
 class _StepNotes:
-    """What is noted for the next step. Plain, so that Keras tracks nothing.
+    """Notes for the next step. Plain, so that Keras tracks nothing.
 
     Attributes:
         trained: With which loss, and on what specs, it was trained last.
@@ -275,7 +275,7 @@ class TrainingSteps(Hooks):
 
     @property
     def _is_split(self) -> bool:
-        """Whether a mini-batch may become several micro-batches."""
+        """Returns whether a mini-batch may become several micro-batches."""
         return self.num_micro_batches * self.num_replicas > 1
 
     def _loss_of(
@@ -285,7 +285,7 @@ class TrainingSteps(Hooks):
         is_whole_step: bool = True,
         updates_metrics: bool = True,
     ) -> tuple[Head, Objective]:
-        """What the last cell computes of the loss, and the rest of it."""
+        """Tells what the last cell computes of the loss, and the rest of it."""
         _, y, sample_weight = batch
         built = self.built_for("a step")
         specs = as_specs(y), built.output_spec, as_specs(sample_weight)
@@ -402,7 +402,7 @@ class TrainingSteps(Hooks):
         return taken
 
     def _guard(self, run: Pipeline, is_whole_step: bool) -> Guard | None:
-        """What skips the mini-batch, or a user's step, if it is not finite."""
+        """Returns what undoes a mini-batch, or a user's step, or None."""
         skips, step = self._notes.skips, self._notes.own_step
         if skips is None:
             return None
@@ -415,7 +415,7 @@ class TrainingSteps(Hooks):
         return step.guard
 
     def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
-        """What `fit` shows, when what is not finite is undone."""
+        """Returns what `fit` shows, when what is not finite is undone."""
         skipped = guard.end()
         if "compute_metrics" not in internals.overridden(self, keras.Model):
             logs = self.get_metrics_result()  # as they are now
@@ -426,7 +426,7 @@ class TrainingSteps(Hooks):
         return internals.replaced(self._step_notes, "clock", clock)
 
     def _logs(self, passes: Passes) -> dict[str, Any]:
-        """What `fit` shows: the loss and the metrics."""
+        """Returns what `fit` shows: the loss and the metrics."""
         run = passes.run
         with tf.device(run.results.device):
             internals.loss_tracker(self).update_state(

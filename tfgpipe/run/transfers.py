@@ -139,7 +139,7 @@ class Offloads:
         return [], work, take
 
     def _values(self, op: Op) -> tuple[Sequence[tf.Tensor], Callable]:
-        """What is kept, and what takes it when it has been sent."""
+        """Returns what is kept, and what takes it when it has been sent."""
         key = op.cell, op.micro_batch
         kept = self._kept[key]
 
