@@ -1,17 +1,9 @@
-"""The hosts that take part in a run: workers, or as TF_CONFIG says."""
+"""The hosts that take part in a run."""
 
 import dataclasses
-import json
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-_EXAMPLE = (
-    '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
-    '"task": {"type": "worker", "index": 0}}'
-)
-_JOBS = ("chief", "worker")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,32 +60,6 @@ class Hosts:
         return tuple(host for host in self.all if host != self.here)
 
 
-def given(
-    workers: str | None, environment: Mapping[str, str] = os.environ
-) -> Hosts | None:
-    """Returns the hosts that the user or TF_CONFIG names.
-
-    Args:
-        workers: host:port,host:port; `None` for none.
-        environment: Where TF_CONFIG may be.
-
-    Returns:
-        The hosts; `None` for a run on this one alone.
-
-    Raises:
-        ValueError: If what is given is malformed.
-    """
-    config = environment.get("TF_CONFIG", "").strip()
-    if workers is None:
-        return _from_tf_config(config) if config else None
-    if config:
-        raise ValueError(
-            "`workers` and TF_CONFIG must not be given both. Received: "
-            f"workers={workers!r} and TF_CONFIG={config}. Unset one of them."
-        )
-    return of_workers(workers)
-
-
 def of_workers(workers: Any) -> Hosts:
     """Returns the hosts of workers, with a controller that is none of them.
 
@@ -110,7 +76,7 @@ def of_workers(workers: Any) -> Hosts:
     """
     received = f"workers={workers!r}"
     texts = workers.split(",") if isinstance(workers, str) else [workers]
-    return Hosts(_hosts("worker", texts, received))
+    return Hosts(hosts_of("worker", texts, received))
 
 
 def device_names(
@@ -159,44 +125,8 @@ def _begin(names: list[str], starts: tuple[str, ...]) -> list[str]:
     return [name for name in names if name.startswith(starts)]
 
 
-def _from_tf_config(text: str) -> Hosts | None:
-    received = f"TF_CONFIG={text}"
-    try:
-        config = json.loads(text)
-        cluster = config.get("cluster", {})
-        jobs = {job: list(cluster[job]) for job in cluster if cluster[job]}
-        task = config.get("task", {})
-        job_and_index = task.get("type"), int(task.get("index", 0))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"TF_CONFIG must be JSON such as {_EXAMPLE}. "
-            f"Received: {received}, which gives: {error}."
-        ) from error
-    if not jobs:
-        return None
-    odd = [job for job in jobs if job not in _JOBS]
-    if odd or len(jobs.get("chief", [])) > 1:
-        raise ValueError(
-            "TF_CONFIG must have the jobs chief, with one task, and worker. "
-            f"Received: {received}. Leave out other jobs: the controller "
-            "evaluates, and variables are with the cells."
-        )
-    hosts: list[Host] = []
-    for job in _JOBS:
-        hosts += _hosts(job, jobs.get(job, []), received)
-    _check_different(hosts, received)
-    here = [h for h in hosts if (h.job, h.index) == job_and_index]
-    if not here:
-        known = ", ".join(f"{host.job} {host.index}" for host in hosts)
-        raise ValueError(
-            "TF_CONFIG must say which task this process is. Expected: one of "
-            f"{known}. Received: {received}. Set its task on each host, as in "
-            f"{_EXAMPLE}."
-        )
-    return Hosts(tuple(hosts), here[0]) if len(hosts) > 1 else None
-
-
-def _hosts(job: str, addresses: list[Any], received: str) -> tuple[Host, ...]:
+def hosts_of(job: str, addresses: list[Any], received: str) -> tuple[Host, ...]:
+    """Returns the hosts of a job; errors show what was `received`."""
     hosts = []
     for index, address in enumerate(addresses):
         parts = re.fullmatch(r"\s*([^/\s]+):([0-9]+)\s*", str(address))
@@ -207,11 +137,12 @@ def _hosts(job: str, addresses: list[Any], received: str) -> tuple[Host, ...]:
                 "host0:2222,host1:2222."
             )
         hosts.append(Host(job, index, parts[1], int(parts[2])))
-    _check_different(hosts, received)
+    check_different(hosts, received)
     return tuple(hosts)
 
 
-def _check_different(hosts: list[Host], received: str) -> None:
+def check_different(hosts: Sequence[Host], received: str) -> None:
+    """Refuses hosts of which two have the same address."""
     addresses = [host.address for host in hosts]
     for address in addresses:
         if addresses.count(address) > 1:

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tfgpipe.devices import local
 from tfgpipe.hosts import link, port_filter, secret
-from tfgpipe.hosts.addresses import Hosts
 from tfgpipe.hosts.link import Link
 from tfgpipe.monitor import device_memory
 
@@ -266,61 +265,3 @@ def start(
     worker = Worker(port, tensorflow_port, known, bind, closes)
     print(worker.close_port(), file=sys.stderr, flush=True)
     return worker
-
-
-def serve_once(
-    program: str,
-    hosts: Hosts,
-    num_virtual_devices: int | None,
-    timeout: float,
-    known: bytes,
-    closes: bool = True,
-) -> int:
-    """Lends this host's devices to the controller of a cluster, and ends.
-
-    Args:
-        program: What this process runs, to begin its messages with.
-        hosts: The cluster.
-        num_virtual_devices: Parts to split the CPU into; `None` is one.
-        timeout: Seconds to wait for the controller.
-        known: The secret.
-        closes: Whether TensorFlow's port is closed to strangers.
-
-    Returns:
-        The exit code of the controller, or 3 if it was lost.
-
-    Raises:
-        ValueError: If this process's port cannot be had.
-    """
-    here = hosts.here
-    if here is None:
-        raise ValueError(
-            "`hosts` must say which of them this process is. Received: "
-            f"hosts={hosts}."
-        )
-    worker = start(here.port, num_virtual_devices, known, here.name, closes)
-    print(
-        f"{program}: {here} is ready. It waits up to {timeout:g} s for the "
-        f"controller, {hosts.controller}.",
-        flush=True,
-    )
-    try:
-        code = worker.serve(timeout)
-    except TimeoutError:
-        problem = f"did not come within {timeout:g} s"
-    except KeyboardInterrupt:
-        return 130
-    else:
-        if code is not None:
-            print(f"{program}: The controller ended with exit code {code}.")
-            return code
-        problem = "is gone, in the middle of its work"
-    finally:
-        worker.close()
-    print(
-        f"{program}: The controller, {hosts.controller}, {problem}. See what "
-        "it says. To go on from the last checkpoint, give the same command on "
-        "every host; to wait longer, with --connect_timeout.",
-        file=sys.stderr,
-    )
-    return link.LOST

@@ -15,12 +15,14 @@ import params
 from params import Experiment
 from tfgpipe.callbacks import PipelineMonitor
 from tfgpipe.commands.command_line import BadFlags, check_finite, doing
-from tfgpipe.hosts import addresses, secret, worker
+from tfgpipe.hosts import secret
+from tfgpipe.hosts.addresses import Hosts
 from tfgpipe.hosts.controller import Cluster
 from tfgpipe.model import print_cells
 from tfgpipe.monitor import ideal_bubble
 from tools.sizes.model_size import predicted
 from tools.sizes.table import print_device_sizes, print_experiments
+from tools.train import cluster as cluster_lib
 from tools.train import comparison, ends, placement
 from tools.train.ends import Code
 from tools.train.flags import FLAGS, experiment_of
@@ -80,11 +82,10 @@ def _main(argv: list[str]) -> int:
         placement.check_cores(experiment)
         if FLAGS.tpu is not None:
             return _run(experiment, placement.tpu_cores(experiment))
-        found = addresses.given(FLAGS.workers)
+        found = cluster_lib.given(FLAGS.workers)
         num_devices = placement.split_cpu(experiment, found)
         if found is not None and found.here not in (None, found.controller):
-            return worker.serve_once(
-                "tools.train",
+            return cluster_lib.serve_once(
                 found,
                 num_devices,
                 FLAGS.connect_timeout,
@@ -181,9 +182,7 @@ def _path(text: str | None) -> pathlib.Path | None:
     return pathlib.Path(text) if text else None
 
 
-def _connect(
-    experiment: Experiment, found: addresses.Hosts | None
-) -> Cluster | None:
+def _connect(experiment: Experiment, found: Hosts | None) -> Cluster | None:
     """Connects to the workers, if there are any."""
     if found is None:
         return None

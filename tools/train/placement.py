@@ -13,7 +13,7 @@ import tfgpipe
 from params import Experiment
 from tfgpipe import internals
 from tfgpipe.devices import local
-from tfgpipe.hosts import addresses
+from tfgpipe.hosts.addresses import Hosts
 from tfgpipe.monitor import device_memory
 from tfgpipe.plans import DeviceMemory, machine_here
 from tfgpipe.schedules import CHUNKS, devices_for
@@ -225,9 +225,7 @@ def tpu_cores(experiment: Experiment) -> list[str]:
     )
 
 
-def split_cpu(
-    experiment: Experiment, found: addresses.Hosts | None
-) -> int | None:
+def split_cpu(experiment: Experiment, found: Hosts | None) -> int | None:
     """Splits the CPU where the experiment or a flag wants it.
 
     Returns:

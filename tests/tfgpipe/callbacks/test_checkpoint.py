@@ -49,13 +49,23 @@ def test_steps_that_are_due_are_saved(tmp_path, options, expected):
     assert Folder(tmp_path).steps() == expected
 
 
-def test_step_within_the_last_call_of_an_epoch_is_due(tmp_path):
+@pytest.mark.parametrize(
+    ("every", "num_batches", "steps", "position"),
+    [
+        (5, 8, [8, 12, 16], (8, 1, 0)),  # due within the epoch's last call
+        (3, 6, [4, 6, 10, 12], (4, 0, 4)),
+    ],
+)
+def test_several_steps_of_a_call_are_counted(
+    tmp_path, every, num_batches, steps, position
+):
     model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
     model.compile("sgd", "mse", steps_per_execution=4)
-    save = Checkpoint(tmp_path, every=5, keep=9)
-    trained([save], num_batches=8, model=model)
-    assert Folder(tmp_path).steps() == [8, 12, 16]
-    assert tfgpipe.restore(model, tmp_path, step=8)[1:] == (8, 1, 0)
+    save = Checkpoint(tmp_path, every=every, keep=9)
+    trained([save], num_batches=num_batches, model=model)
+    assert Folder(tmp_path).steps() == steps
+    restored = tfgpipe.restore(model, tmp_path, step=steps[0])
+    assert restored[1:] == position
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -68,15 +78,6 @@ def test_epoch_of_unknown_length_ends_where_it_ends(tmp_path):
     model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[save])
     assert Folder(tmp_path).steps() == [3, 6]
     assert tfgpipe.restore(model, tmp_path, step=3)[1:] == (3, 1, 0)
-
-
-def test_several_steps_of_a_call_are_counted(tmp_path):
-    model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
-    model.compile("sgd", "mse", steps_per_execution=4)
-    save = Checkpoint(tmp_path, every=3, keep=9)
-    trained([save], model=model, epochs=1)
-    assert Folder(tmp_path).steps() == [4, 6]
-    assert tfgpipe.restore(model, tmp_path, step=4)[1:] == (4, 0, 4)
 
 
 class Losses(keras.callbacks.Callback):
@@ -102,14 +103,6 @@ def test_best_one_is_kept_besides_the_last(tmp_path, mode, values, expected):
     save = Checkpoint(tmp_path, 100, keep=1, best="val_own", mode=mode)
     trained([Losses(values), save], num_batches=1, epochs=4)
     assert Folder(tmp_path).steps() == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [("val_loss", "min"), ("val_accuracy", "max"), ("auc", "max")],
-)
-def test_direction_is_told_by_the_name(name, mode):
-    assert Checkpoint("none", best=name)._mode == mode
 
 
 def test_best_must_be_in_the_logs(tmp_path):
@@ -209,12 +202,6 @@ def test_signal_that_is_ignored_stays_ignored(tmp_path):
     trained([Signal(signal.SIGHUP, 1), save], epochs=1)
     assert Folder(tmp_path).steps() == [6]
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-
-
-def test_handlers_are_given_back(tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    trained([Checkpoint(tmp_path, on_signal=True)])
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.usefixtures("handled")

@@ -1,20 +1,12 @@
 """Which hosts a run has."""
 
-import json
-
 import pytest
 
 from tfgpipe.hosts import addresses
 
 
-def tf_config(job="worker", index=0, **cluster):
-    cluster = cluster or {"worker": ["a:1", "b:2"]}
-    task = {"type": job, "index": index}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-
-
 def test_workers_are_in_the_order_of_the_flag():
-    found = addresses.given("b:2222, 10.0.0.1:1", {})
+    found = addresses.of_workers("b:2222, 10.0.0.1:1")
     assert [str(host) for host in found.all] == [
         "worker 0 at b:2222",
         "worker 1 at 10.0.0.1:1",
@@ -24,65 +16,13 @@ def test_workers_are_in_the_order_of_the_flag():
     assert found.others == found.all
 
 
-def test_one_host_needs_neither():
-    assert addresses.given(None, {}) is None
-    assert addresses.given(None, {"TF_CONFIG": " "}) is None
-    assert addresses.given(None, {"TF_CONFIG": "{}"}) is None
-    assert addresses.given(None, tf_config(worker=["a:1"])) is None
-
-
-@pytest.mark.parametrize(
-    ("cluster", "task", "controller"),
-    [
-        ({"worker": ["a:1", "b:2"]}, ("worker", 1), "worker 0 at a:1"),
-        (
-            {"worker": ["a:1", "b:2"], "chief": ["c:3"]},
-            ("worker", 0),
-            "chief 0 at c:3",
-        ),
-    ],
-)
-def test_controller_is_the_chief_or_the_first_worker(cluster, task, controller):
-    found = addresses.given(None, tf_config(*task, **cluster))
-    assert str(found.controller) == controller == str(found.all[0])
-    assert (found.here.job, found.here.index) == task
-    assert found.here not in found.others
-    assert len(found.others) == len(found.all) - 1
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "a", "a:", ":1", "a:b", "a:0", "a:65536", "a:1,", "http://a:1", "a:²"],
 )
 def test_malformed_workers_are_an_error(text):
     with pytest.raises(ValueError, match="must be given as host:port"):
-        addresses.given(text, {})
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"TF_CONFIG": "{"}, "must be JSON such as .* Received: TF_CONFIG={,"),
-        ({"TF_CONFIG": "[1]"}, "must be JSON such as"),
-        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "must be JSON such as"),
-        (tf_config(index=2), "which task this process is.* worker 0, worker 1"),
-        (tf_config("chief"), "one of worker 0, worker 1"),
-        (tf_config(index="x"), "must be JSON such as"),
-        (tf_config(worker=["a:1"], ps=["b:1"]), "Leave out other jobs"),
-        (tf_config(worker=["a:1"], chief=["b:1", "c:1"]), "with one task"),
-        (tf_config(worker=["a:1", "b"]), "'b' in TF_CONFIG"),
-        (tf_config(worker=["a:1", "a:1"]), "a:1 more than once"),
-        (tf_config(worker=["a:1"], chief=["a:1"]), "a:1 more than once"),
-    ],
-)
-def test_malformed_tf_config_is_an_error(environment, message):
-    with pytest.raises(ValueError, match=message):
-        addresses.given(None, environment)
-
-
-def test_workers_and_tf_config_exclude_each_other():
-    with pytest.raises(ValueError, match=r"not be given both.* Unset one"):
-        addresses.given("a:1", tf_config())
+        addresses.of_workers(text)
 
 
 # ------------------------------------------------------------------- devices
@@ -100,7 +40,7 @@ def listed(cpus, gpus):
 
 
 def test_devices_are_in_the_order_of_the_hosts():
-    both = addresses.given("a:1,b:2", {})
+    both = addresses.of_workers("a:1,b:2")
     found = addresses.device_names(both, listed([1, 1], [2, 1]), 3)
     assert [name[-12:] for name in found] == [
         "device:GPU:0",
@@ -113,13 +53,13 @@ def test_devices_are_in_the_order_of_the_hosts():
         "/job:worker/replica:0/task:1",
     ]
     (name,) = addresses.device_names(
-        addresses.given("a:1", {}), listed([1], [0]), 1
+        addresses.of_workers("a:1"), listed([1], [0]), 1
     )
     assert name == "/job:worker/replica:0/task:0/device:CPU:0"
 
 
 def test_many_hosts_are_told_apart():
-    many = addresses.given(",".join(f"a:{port}" for port in range(1, 13)), {})
+    many = addresses.of_workers(",".join(f"a:{port}" for port in range(1, 13)))
     found = addresses.device_names(many, listed([1] * 12, [0] * 12), 12)
     assert len(found) == 12
     assert "/task:1/" in found[1] and "/task:10/" in found[10]
@@ -133,6 +73,6 @@ def test_many_hosts_are_told_apart():
     ],
 )
 def test_too_few_devices_are_an_error(cpus, gpus, message):
-    both = addresses.given("a:1,b:2", {})
+    both = addresses.of_workers("a:1,b:2")
     with pytest.raises(ValueError, match=message):
         addresses.device_names(both, listed(cpus, gpus), 4)

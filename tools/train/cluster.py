@@ -1,0 +1,142 @@
+"""Hosts that run the same command: those of --workers, or of TF_CONFIG."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+from tfgpipe.hosts import link, worker
+from tfgpipe.hosts.addresses import (
+    Host,
+    Hosts,
+    check_different,
+    hosts_of,
+    of_workers,
+)
+
+_EXAMPLE = (
+    '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+_JOBS = ("chief", "worker")
+
+
+def given(
+    workers: str | None, environment: Mapping[str, str] = os.environ
+) -> Hosts | None:
+    """Returns the hosts that the user or TF_CONFIG names.
+
+    Args:
+        workers: host:port,host:port; `None` for none.
+        environment: Where TF_CONFIG may be.
+
+    Returns:
+        The hosts; `None` for a run on this one alone.
+
+    Raises:
+        ValueError: If what is given is malformed.
+    """
+    config = environment.get("TF_CONFIG", "").strip()
+    if workers is None:
+        return _from_tf_config(config) if config else None
+    if config:
+        raise ValueError(
+            "`workers` and TF_CONFIG must not be given both. Received: "
+            f"workers={workers!r} and TF_CONFIG={config}. Unset one of them."
+        )
+    return of_workers(workers)
+
+
+def _from_tf_config(text: str) -> Hosts | None:
+    received = f"TF_CONFIG={text}"
+    try:
+        config = json.loads(text)
+        cluster = config.get("cluster", {})
+        jobs = {job: list(cluster[job]) for job in cluster if cluster[job]}
+        task = config.get("task", {})
+        job_and_index = task.get("type"), int(task.get("index", 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"TF_CONFIG must be JSON such as {_EXAMPLE}. "
+            f"Received: {received}, which gives: {error}."
+        ) from error
+    if not jobs:
+        return None
+    odd = [job for job in jobs if job not in _JOBS]
+    if odd or len(jobs.get("chief", [])) > 1:
+        raise ValueError(
+            "TF_CONFIG must have the jobs chief, with one task, and worker. "
+            f"Received: {received}. Leave out other jobs: the controller "
+            "evaluates, and variables are with the cells."
+        )
+    hosts: list[Host] = []
+    for job in _JOBS:
+        hosts += hosts_of(job, jobs.get(job, []), received)
+    check_different(hosts, received)
+    here = [h for h in hosts if (h.job, h.index) == job_and_index]
+    if not here:
+        known = ", ".join(f"{host.job} {host.index}" for host in hosts)
+        raise ValueError(
+            "TF_CONFIG must say which task this process is. Expected: one of "
+            f"{known}. Received: {received}. Set its task on each host, as in "
+            f"{_EXAMPLE}."
+        )
+    return Hosts(tuple(hosts), here[0]) if len(hosts) > 1 else None
+
+
+def serve_once(
+    hosts: Hosts,
+    num_virtual_devices: int | None,
+    timeout: float,
+    known: bytes,
+    closes: bool = True,
+) -> int:
+    """Lends this host's devices to the controller of a cluster, and ends.
+
+    Args:
+        hosts: The cluster.
+        num_virtual_devices: Parts to split the CPU into; `None` is one.
+        timeout: Seconds to wait for the controller.
+        known: The secret.
+        closes: Whether TensorFlow's port is closed to strangers.
+
+    Returns:
+        The exit code of the controller, or 3 if it was lost.
+
+    Raises:
+        ValueError: If this process's port cannot be had.
+    """
+    here = hosts.here
+    if here is None:
+        raise ValueError(
+            "`hosts` must say which of them this process is. Received: "
+            f"hosts={hosts}."
+        )
+    server = worker.start(
+        here.port, num_virtual_devices, known, here.name, closes
+    )
+    print(
+        f"tools.train: {here} is ready. It waits up to {timeout:g} s for the "
+        f"controller, {hosts.controller}.",
+        flush=True,
+    )
+    try:
+        code = server.serve(timeout)
+    except TimeoutError:
+        problem = f"did not come within {timeout:g} s"
+    except KeyboardInterrupt:
+        return 130
+    else:
+        if code is not None:
+            print(f"tools.train: The controller ended with exit code {code}.")
+            return code
+        problem = "is gone, in the middle of its work"
+    finally:
+        server.close()
+    print(
+        f"tools.train: The controller, {hosts.controller}, {problem}. See what "
+        "it says. To go on from the last checkpoint, give the same command on "
+        "every host; to wait longer, with --connect_timeout.",
+        file=sys.stderr,
+    )
+    return link.LOST
