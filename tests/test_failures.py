@@ -11,6 +11,7 @@ from tiny import compiled
 
 import tfgpipe
 from tfgpipe import failures
+from tfgpipe.graphs import in_turn, one_step, out_of_turn, turns
 
 TIMES = 3  # which device tells first is chance
 X, Y = np.ones((6, 3), "int32"), np.ones((6, 2), "float32")
@@ -222,23 +223,22 @@ def shares(dtype="float32", device=None):
     specs = [tf.TensorSpec([], dtype)]
     with tf.Graph().as_default() as graph, tf.device(device):
         tf.constant(1)
-    stays = failures.stays_where_called(specs, graph.as_graph_def())
-    traced = failures.traced(lambda _: 1, specs, {"autograph": False}, stays)
+    stays = turns.stays_where_called(specs, graph.as_graph_def())
+    traced = turns.traced(lambda _: 1, specs, {"autograph": False}, stays)
     return traced.function_def.attr["shared_rendezvous"].b
 
 
 def run(step, is_alone=True):
     """Traces what Keras would call with a mini-batch."""
     traced = tf.function(step, autograph=False)
-    failures.explained(traced.get_concrete_function, list, is_alone)()
+    around = functools.partial(in_turn, is_alone)
+    failures.explained(traced.get_concrete_function, list, around)()
 
 
 def shared(*steps, is_alone=True):
     """Of steps that are run one after the other."""
     found = []
-    steps = [
-        failures.one_step(lambda one=one: found.append(one())) for one in steps
-    ]
+    steps = [one_step(lambda one=one: found.append(one())) for one in steps]
     run(lambda: [step() for step in steps], is_alone)
     return found
 
@@ -247,7 +247,7 @@ def test_only_functions_that_wait_for_each_other_share():
     """Others, run at the same time on one device, would mix their tensors."""
 
     def counting():
-        with failures.out_of_turn():
+        with out_of_turn():
             return shares()
 
     assert shared(shares) == [True]
@@ -257,7 +257,7 @@ def test_only_functions_that_wait_for_each_other_share():
     assert not shares()  # the user's own function around a step
 
     def loop():
-        step = failures.one_step(lambda i: (found.append(shares()), i + 1)[1])
+        step = one_step(lambda i: (found.append(shares()), i + 1)[1])
         return tf.while_loop(lambda i: i < 2, step, [0])
 
     found = []

@@ -1,9 +1,4 @@
-"""How a step ends badly: errors, a trace given up, warnings.
-
-A cell's operations are in a function, whose failure cancels what else waits on
-its device, before the function's caller hears of it: then the caller only
-knows that it was cancelled. Tasks share what they wait at with the step instead
-(see `internals.share_rendezvous`), and all devices get the error itself.
+"""Errors, warnings, and traces that are given up.
 
 A step that is only being traced can be given up. A step that runs must not be
 ended: some weights would be updated, and others not. While Python traces it,
@@ -32,7 +27,7 @@ import re
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -49,22 +44,20 @@ _UNKNOWN = re.compile(
 # Frames in which no user has written anything.
 _INNER = tuple(str(pathlib.Path(f).parent) for f in (__file__, tf.__file__))
 
-_in_turn = contextvars.ContextVar("in_turn", default=False)
-
 _graphs = contextvars.ContextVar[Any]("graphs", default=None)
-
-_with_step: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def explained(
-    function: Callable, cells: Callable[[], Iterable[Any]], is_alone: bool
+    function: Callable,
+    cells: Callable[[], Iterable[Any]],
+    around: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Callable:
     """Says what TensorFlow leaves out when a cell fails at run time.
 
     Args:
         function: What Keras calls with a mini-batch.
         cells: Tells the model's `Cell`s, which may be made later.
-        is_alone: Whether a call of it runs one step.
+        around: Makes the context in which it runs.
     """
     graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -73,7 +66,7 @@ def explained(
         if _graphs.get() is not None:  # called by another one
             return function(*args)
         try:
-            with setting(_in_turn, is_alone), setting(_graphs, graphs):
+            with around(), setting(_graphs, graphs):
                 return function(*args)
         except tf.errors.CancelledError as error:
             raise tf.errors.CancelledError(
@@ -129,71 +122,6 @@ class _Origins:
             head, _, _ = words[0].partition("<")
             return head + "".join(lines)
         return words[0]
-
-
-def traced(
-    function: Callable,
-    specs: Sequence[Any],
-    options: dict[str, Any],
-    stays: bool,
-) -> Any:
-    """Traces a function, whose caller gets its errors if it runs in turn.
-
-    Args:
-        function: What it does.
-        specs: Of its arguments.
-        options: Of `tf.function`.
-        stays: Whether it runs where it is called, see `stays_where_called`.
-    """
-    check_interruption()
-    traced_later = tf.function(function, **options)
-    if _in_turn.get() and stays:
-        internals.share_rendezvous(traced_later)
-    return traced_later.get_concrete_function(*specs)
-
-
-def stays_where_called(specs: Sequence[Any], definition: Any) -> bool:
-    """Returns whether all operations of a function run where it is called.
-
-    On another host, some would wait for tensors for ever.
-
-    Args:
-        specs: Of its arguments.
-        definition: Of the graph with its operations.
-    """
-    bodies = [
-        definition.node,
-        *(f.node_def for f in definition.library.function),
-    ]
-    return not (
-        any(spec.dtype == tf.resource for spec in specs)
-        or any(node.device for nodes in bodies for node in nodes)
-    )
-
-
-def out_of_turn() -> contextlib.AbstractContextManager[None]:
-    """Inside, functions are traced that a device may run at the same time."""
-    return setting(_in_turn, False)
-
-
-def one_step(function: Callable) -> Callable:
-    """Runs a mini-batch; in turn, if no other one runs at the same time.
-
-    Steps of one graph, or of a loop, may not wait for each other.
-    """
-
-    @functools.wraps(function)
-    def running(*args: Any) -> Any:
-        graph = internals.current_graph()
-        if graph is None:
-            return function(*args)
-        is_alone = graph not in _with_step
-        _with_step.add(graph)
-        in_loop = internals.in_control_flow(graph, None)
-        with setting(_in_turn, _in_turn.get() and is_alone and not in_loop):
-            return function(*args)
-
-    return running
 
 
 @contextlib.contextmanager

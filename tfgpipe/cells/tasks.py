@@ -39,12 +39,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.failures import out_of_turn
 from tfgpipe.graphs import (
     CellFunctions,
     Gradient,
     GradientSums,
     Part,
+    out_of_turn,
     tensors,
 )
 from tfgpipe.schedules import CellFacts

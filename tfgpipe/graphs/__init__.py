@@ -40,6 +40,7 @@ from tfgpipe.graphs.traced_model import (
     stateful_kinds,
     without_gradients,
 )
+from tfgpipe.graphs.turns import in_turn, one_step, out_of_turn
 from tfgpipe.graphs.xla import NotCompilable, check_compilable, warn_of_host
 
 __all__ = [
@@ -69,11 +70,14 @@ __all__ = [
     "follows",
     "functions_of",
     "gradient_sums",
+    "in_turn",
     "is_continuous",
     "lookups",
     "num_bytes",
+    "one_step",
     "only_cast",
     "operation_flops",
+    "out_of_turn",
     "part_key",
     "parts_of",
     "pieces_of",

@@ -25,7 +25,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.failures import out_of_turn
 from tfgpipe.graphs.bundle import Bundle, tensors
 from tfgpipe.graphs.cut import (
     GraphCutter,
@@ -37,6 +36,7 @@ from tfgpipe.graphs.flops import num_bytes
 from tfgpipe.graphs.gradient_sums import Replacement
 from tfgpipe.graphs.kept import fewer_kept
 from tfgpipe.graphs.parts import Part
+from tfgpipe.graphs.turns import out_of_turn
 from tfgpipe.graphs.xla import NotCompilable
 
 

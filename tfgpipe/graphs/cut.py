@@ -41,10 +41,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.failures import stays_where_called, traced
 from tfgpipe.graphs.bundle import Bundle, as_bundle
 from tfgpipe.graphs.flops import LIKELY_ROWS, num_bytes
 from tfgpipe.graphs.gradient_sums import add_in_order
+from tfgpipe.graphs.turns import stays_where_called, traced
 
 # Repeated rather than carried from one function to the next, where their
 # inputs are at hand.

@@ -30,6 +30,7 @@ from tfgpipe.devices import Storage, names, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
+from tfgpipe.graphs import in_turn
 from tfgpipe.inputs import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.compilation import Compilation
@@ -254,7 +255,8 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
 
     def _explained(self, function: Callable) -> Callable:
         is_alone = self.steps_per_execution == 1
-        return explained(function, self._cells_so_far, is_alone)
+        around = functools.partial(in_turn, is_alone)
+        return explained(function, self._cells_so_far, around)
 
     def place(self) -> None:
         """Gives the variables storage on the devices of their cells.

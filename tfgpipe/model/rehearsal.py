@@ -34,6 +34,7 @@ from tfgpipe.graphs import (
     Part,
     TracedModel,
     by_reference,
+    in_turn,
     is_continuous,
     tensors,
 )
@@ -170,7 +171,9 @@ class ByLayers:
             return found
 
         function = tf.function(run, autograph=False)
-        self._function = explained(function, lambda: self.places, True)
+        self._function = explained(
+            function, lambda: self.places, functools.partial(in_turn, True)
+        )
 
     def __call__(self, data: Any) -> Rehearsal:
         """Runs a mini-batch, which is as `train_step` takes it."""

@@ -21,7 +21,8 @@ from keras import tree
 from tfgpipe import inputs, internals
 from tfgpipe.cells import Tracer, as_number
 from tfgpipe.devices import placement
-from tfgpipe.failures import one_step, setting
+from tfgpipe.failures import setting
+from tfgpipe.graphs import one_step
 from tfgpipe.inputs import as_specs, check_dense, check_rows
 from tfgpipe.loss import (
     Head,
