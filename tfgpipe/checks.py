@@ -13,7 +13,7 @@ import operator
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def as_integer(value: Any) -> int | None:
@@ -30,7 +30,7 @@ def as_count(value: Any) -> int | None:
     return None if number is None or number < 1 else number
 
 
-def count_problem(name: str, value: Any) -> str:
+def count_problem(name: str, value: object) -> str:
     """Says what is wrong with an argument that is no count."""
     return (
         f"`{name}` must be an integer of at least 1. "
@@ -86,7 +86,9 @@ def checked_shape(
 
 
 def check_names(
-    arguments: Mapping[str, Any], known: Iterable[str], meant: Mapping[str, str]
+    arguments: Mapping[str, object],
+    known: Iterable[str],
+    meant: Mapping[str, str],
 ) -> None:
     """Refuses arguments that there are not, and names the one that is meant.
 
@@ -115,7 +117,7 @@ def check_names(
         )
 
 
-def checked_choice(name: str, value: Any, choices: Iterable[str]) -> str:
+def checked_choice(name: str, value: object, choices: Iterable[str]) -> str:
     """Returns one of these texts, or raises a `ValueError` that names them.
 
     Example:
@@ -130,7 +132,7 @@ def checked_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     )
 
 
-def checked_bool(name: str, value: Any) -> bool:
+def checked_bool(name: str, value: object) -> bool:
     """Returns True or False, or raises a `ValueError`."""
     # NumPy's booleans are no `bool`, and this module does not import it.
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
@@ -140,7 +142,7 @@ def checked_bool(name: str, value: Any) -> bool:
     )
 
 
-def is_amount(value: Any) -> bool:
+def is_amount(value: object) -> TypeGuard[float]:
     """Returns whether a value is a number from 0 that a float can be."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
@@ -150,7 +152,7 @@ def is_amount(value: Any) -> bool:
         return False
 
 
-def checked_amount(name: str, value: Any, what: str) -> float:
+def checked_amount(name: str, value: object, what: str) -> float:
     """Returns a finite number from 0, or raises a `ValueError`.
 
     Example:
@@ -166,7 +168,7 @@ def checked_amount(name: str, value: Any, what: str) -> float:
     )
 
 
-def checked_positive(name: str, value: Any, what: str) -> float:
+def checked_positive(name: str, value: object, what: str) -> float:
     """Returns a finite number above 0, or raises a `ValueError`.
 
     Example:
@@ -196,7 +198,7 @@ def checked_path(name: str, value: Any) -> pathlib.Path:
     )
 
 
-def checked_sink(name: str, value: Any) -> Callable[[str], object]:
+def checked_sink(name: str, value: object) -> Callable[[str], object]:
     """Returns a function of sentences; for None one that drops them."""
     if value is None:
         return lambda sentence: None

@@ -27,8 +27,8 @@ import re
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -44,12 +44,21 @@ _UNKNOWN = re.compile(
 # Frames in which no user has written anything.
 _INNER = tuple(str(pathlib.Path(f).parent) for f in (__file__, tf.__file__))
 
-_graphs = contextvars.ContextVar[Any]("graphs", default=None)
+_graphs = contextvars.ContextVar["weakref.WeakSet[tf.Graph] | None"](
+    "graphs", default=None
+)
+
+
+class Named(Protocol):
+    """A cell, as far as it says where its layers are."""
+
+    def named_as(self, k: int, i: int) -> Sequence[str]:
+        """Returns names of layer i of cell k, and of its equals here."""
 
 
 def explained(
     function: Callable,
-    cells: Callable[[], Iterable[Any]],
+    cells: Callable[[], Iterable[Named]],
     around: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Callable:
     """Says what TensorFlow leaves out when a cell fails at run time.
@@ -59,7 +68,7 @@ def explained(
         cells: Tells the model's `Cell`s, which may be made later.
         around: Makes the context in which it runs.
     """
-    graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+    graphs: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
     @functools.wraps(function)
     def explaining(*args: Any) -> Any:
@@ -88,7 +97,7 @@ def explained(
     return explaining
 
 
-def note_source(graph: Any) -> None:
+def note_source(graph: tf.Graph) -> None:
     """Notes a graph that functions are cut out of.
 
     What is cut out forgets where in Python its operations came from.
@@ -101,7 +110,7 @@ def note_source(graph: Any) -> None:
 class _Origins:
     """Says where in Python an operation came from that failed, once."""
 
-    def __init__(self, graphs: Iterable[Any]) -> None:
+    def __init__(self, graphs: Iterable[tf.Graph]) -> None:
         self._graphs = list(graphs)
         self._told: set[str] = set()
 
@@ -140,7 +149,7 @@ def add_note(error: Exception, note: str) -> None:
         error.add_note(note)
 
 
-def _name_layer(error: tf.errors.OpError, cells: Iterable[Any]) -> None:
+def _name_layer(error: tf.errors.OpError, cells: Iterable[Named]) -> None:
     """Notes where the layer is whose operation failed.
 
     Equal cells run operations of one name.

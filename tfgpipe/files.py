@@ -109,7 +109,7 @@ def clear_unfinished(folder: pathlib.Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _unwritten(path: Any, error: OSError) -> OSError:
+def _unwritten(path: str | os.PathLike[str], error: OSError) -> OSError:
     left = "The file that was there is as it was."
     text = (
         "`filepath` must be a file that can be written. Received: filepath="
@@ -166,7 +166,7 @@ def _members(path: Any) -> set[str]:
         return set(archive.namelist())
 
 
-def _damaged(path: Any, reason: str) -> DamagedFileError:
+def _damaged(path: object, reason: str) -> DamagedFileError:
     return DamagedFileError(
         "The path must lead to a whole file, as Keras writes it. Received: "
         f"{str(path)!r}, which is damaged. {reason} It may have been cut off "
@@ -190,7 +190,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: pathlib.Path, argument: str) -> None:
-        self._end: Any = None
+        self._end: weakref.finalize | None = None
         if fcntl is None:
             return
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW

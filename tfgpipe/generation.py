@@ -55,6 +55,8 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.devices import names
 
+Nest = Any  # of tensors: in tuples, lists and dicts
+
 # Samplers of KerasHub that leave rows where they are.
 _IN_PLACE = {"GreedySampler", "RandomSampler", "TopKSampler", "TopPSampler"}
 _REORDERING = {"BeamSampler", "ContrastiveSampler"}
@@ -73,7 +75,7 @@ def install(task: Any, num_groups: int) -> GroupedGeneration | None:
     return grouped
 
 
-def can_generate(model: Any) -> bool:
+def can_generate(model: object) -> bool:
     """Returns whether a model generates as tasks of KerasHub do."""
     names = ("generate", "generate_step", "make_generate_function")
     return isinstance(model, keras.Model) and all(
@@ -103,7 +105,7 @@ class GroupedGeneration:
             run = tf.function(self._run, autograph=False)
 
             @functools.wraps(task.generate_step)
-            def generate(inputs: Any, stop_token_ids: Any = None) -> Any:
+            def generate(inputs: Nest, stop_token_ids: Nest = None) -> Nest:
                 inputs = tree.map_structure(_as_tensor, inputs)
                 if stop_token_ids is not None:
                     stop_token_ids = tuple(stop_token_ids)
@@ -121,7 +123,7 @@ class GroupedGeneration:
         count = self.num_groups if num_groups is None else num_groups
         return internals.replaced(self, "num_groups", count)
 
-    def _groups_of(self, inputs: Any) -> int:
+    def _groups_of(self, inputs: Nest) -> int:
         """Returns the number of groups: each has a prompt, or more."""
         if _kind(self._task.sampler) is None:
             return 1  # it may draw in other ways
@@ -131,7 +133,7 @@ class GroupedGeneration:
         (rows,) = counts if len(counts) == 1 else (None,)
         return min(self.num_groups, rows or 1)
 
-    def _run(self, inputs: Any, stop_token_ids: Any, groups: int) -> Any:
+    def _run(self, inputs: Nest, stop_token_ids: Nest, groups: int) -> Nest:
         """All groups, in one graph."""
         task, sampler = self._task, self._task.sampler
         rows = _flat(inputs)[0].shape[0]
@@ -139,7 +141,7 @@ class GroupedGeneration:
         if groups > 1:
             draws = Draws(sampler, rows, _start(inputs))
 
-        def generate(m: int, first: int, last: int) -> Any:
+        def generate(m: int, first: int, last: int) -> Nest:
             inputs_of_group = inputs
             if groups > 1:
                 inputs_of_group = tree.map_structure(
@@ -176,14 +178,14 @@ class _Sampling:
     def __call__(
         self,
         next: Callable,
-        prompt: Any,
-        cache: Any = None,
-        index: Any = 0,
+        prompt: Nest,
+        cache: Nest = None,
+        index: tf.Tensor | int = 0,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Nest:
         held, draws = self._held, self._draws
 
-        def step(prompt: Any, kept: Any, index: Any) -> Any:
+        def step(prompt: Nest, kept: Nest, index: tf.Tensor) -> Nest:
             if draws is not None:
                 draws.index = index
             *others, cache = next(prompt, held.read(kept), index)
@@ -213,15 +215,15 @@ def _kind(sampler: Any) -> set[str] | None:
     return next((k for k in (_IN_PLACE, _REORDERING) if name in k), None)
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: Any) -> tf.Tensor | None:
     return None if value is None else tf.convert_to_tensor(value)
 
 
-def _flat(inputs: Any) -> list[tf.Tensor]:
+def _flat(inputs: Nest) -> list[tf.Tensor]:
     return [t for t in tree.flatten(inputs) if t is not None]
 
 
-def _start(inputs: Any) -> Any:
+def _start(inputs: Nest) -> tf.Tensor | None:
     """Returns where the first token goes: behind the shortest prompt."""
     if not isinstance(inputs, dict):
         return None
@@ -256,7 +258,7 @@ class Draws:
         self._base = [(g, tf.identity(g.state.value)) for g in generators]
         self._num_rows = num_rows
         self._start = start
-        self._begins: list[Any] = []
+        self._begins: list[tf.Tensor] = []
         self._turns: list[tf.Tensor] = []
         self.index: Any = None
 
@@ -265,11 +267,11 @@ class Draws:
         """Inside, a group of rows draws."""
 
         def categorical(
-            logits: Any,
+            logits: tf.Tensor,
             num_samples: int,
-            dtype: Any = "int32",
-            seed: Any = None,
-        ) -> Any:
+            dtype: str = "int32",
+            seed: keras.random.SeedGenerator | None = None,
+        ) -> tf.Tensor:
             base = next((b for g, b in self._base if g is seed), None)
             if base is None:
                 return _categorical.original(logits, num_samples, dtype, seed)
@@ -289,7 +291,7 @@ class Draws:
         with _categorical.by(categorical):
             yield
 
-    def begin(self, index: Any) -> Any:
+    def begin(self, index: tf.Tensor | int) -> tf.Tensor:
         """Returns where a group begins that alone would begin at `index`."""
         if not isinstance(index, tf.Tensor):  # the same for all groups
             self._start = tf.convert_to_tensor(index, tf.int32)
@@ -391,7 +393,7 @@ def zeros_apart() -> Iterator[None]:
             internals.put_on(tensor.op, device)
 
 
-def _is_known(shape: Any) -> bool:
+def _is_known(shape: object) -> bool:
     return isinstance(shape, (list, tuple)) and all(
         isinstance(n, int) for n in shape
     )
@@ -418,7 +420,12 @@ class CacheGroups:
         self._variables: dict[Any, tf.Variable] = {}
         self._zero: tf.Variable | None = None
 
-    def run(self, function: Callable, rows: Any, num_groups: int) -> Any:
+    def run(
+        self,
+        function: Callable[[int, Any, Any], Nest],
+        rows: Any,
+        num_groups: int,
+    ) -> Nest:
         """Computes something of each group, in the graph that is traced.
 
         Args:
@@ -435,7 +442,7 @@ class CacheGroups:
         self._release()
         return tree.map_structure(_joined, *results)
 
-    def variable(self, of: Any, n: int, i: int, part: Any) -> tf.Variable:
+    def variable(self, of: Any, n: int, i: int, part: tf.Tensor) -> tf.Variable:
         """Returns the variable of a cache, a leaf of it, and a layer."""
         key = of, n, i, part.op.device, part.dtype
         if key not in self._variables:
@@ -469,11 +476,11 @@ class CacheGroups:
                 variable.assign(_nothing(variable.dtype))
 
 
-def _joined(*parts: Any) -> Any:
+def _joined(*parts: tf.Tensor | None) -> tf.Tensor | None:
     return None if parts[0] is None else tf.concat(parts, 0)
 
 
-def _nothing(dtype: Any) -> tf.Tensor:
+def _nothing(dtype: tf.DType) -> tf.Tensor:
     return tf.zeros((0,), dtype)
 
 
@@ -492,7 +499,7 @@ class HeldCache:
         self._reorders = reorders
         self._leaves: list[_Leaf | None] = []
 
-    def hold(self, cache: Any) -> Any:
+    def hold(self, cache: Nest) -> Nest:
         """Puts a cache into variables.
 
         Returns:
@@ -521,7 +528,7 @@ class HeldCache:
             kept.append(tensor)
         return tree.pack_sequence_as(cache, kept)
 
-    def read(self, kept: Any) -> Any:
+    def read(self, kept: Nest) -> Nest:
         """Returns the cache for what the loop has carried instead."""
         return tree.pack_sequence_as(
             kept,
@@ -531,7 +538,7 @@ class HeldCache:
             ],
         )
 
-    def write(self, kept: Any, cache: Any) -> Any:
+    def write(self, kept: Nest, cache: Nest) -> Nest:
         """Writes what a step has made of the cache that it has read.
 
         `kept` is what the loop carried before the step; returns what it carries
@@ -562,12 +569,12 @@ class _Leaf:
         self._shapes = [part.shape for part in parts]
         self._is_stack = is_stack
         self._reorders = reorders
-        self._read: Any = None
+        self._read: tf.Tensor | LayerCaches | None = None
         for variable, part in zip(variables, parts):
             with tf.device(variable.device):
                 variable.assign(part)
 
-    def read(self, rows: tf.Tensor) -> Any:
+    def read(self, rows: tf.Tensor) -> tf.Tensor | LayerCaches:
         tensors = []
         for variable, shape in zip(self._variables, self._shapes):
             with tf.device(variable.device):
@@ -584,7 +591,7 @@ class _Leaf:
             self._read = first
         return self._read
 
-    def write(self, rows: tf.Tensor, new: Any) -> tf.Tensor:
+    def write(self, rows: tf.Tensor, new: object) -> tf.Tensor:
         if new is self._read:
             return rows  # of the same variables
         parts = _parts(new)
@@ -603,12 +610,12 @@ class _Leaf:
         return numbers
 
 
-def _is_stack(tensor: Any) -> bool:
+def _is_stack(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor of a graph is a stack along its axis 1."""
     return tensor.op.type == "Pack" and tensor.op.get_attr("axis") == 1
 
 
-def _parts(tensor: Any) -> list[tf.Tensor] | None:
+def _parts(tensor: object) -> list[tf.Tensor] | None:
     """Returns what of a cache devices can hold; None if nothing."""
     if not isinstance(tensor, tf.Tensor):
         return None

@@ -200,7 +200,7 @@ def load_preset(
     return pipeline
 
 
-def _class_of(task: Any) -> Any:
+def _class_of(task: object) -> Any:
     """Returns a class of KerasHub that can be loaded, by itself or by name."""
     try:
         from keras_hub import models

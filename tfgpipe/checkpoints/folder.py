@@ -38,6 +38,8 @@ from typing import Any, NamedTuple
 from tfgpipe.checks import checked_path
 from tfgpipe.files import FolderLock, to_disk
 
+Json = Any  # what JSON can hold
+
 _UNFINISHED = ".unfinished-"
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
@@ -223,12 +225,12 @@ class Manifest(NamedTuple):
     """
 
     position: Position
-    variables: Mapping[str, Sequence[Sequence[Any]]]
-    files: Mapping[str, Mapping[str, Any]]
-    monitored: Mapping[str, Any] | None
+    variables: Mapping[str, Sequence[Sequence[Json]]]
+    files: Mapping[str, Mapping[str, Json]]
+    monitored: Mapping[str, Json] | None
     optimizer: Sequence[str]
     versions: Mapping[str, str]
-    settings: Mapping[str, Any] = {}
+    settings: Mapping[str, Json] = {}
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes it into the folder of the checkpoint, to the disk."""
@@ -278,7 +280,7 @@ def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
     return manifest
 
 
-def _manifest_from(content: Mapping[str, Any]) -> Manifest:
+def _manifest_from(content: Mapping[str, Json]) -> Manifest:
     if content["format"] != FORMAT:
         raise Damaged(f"{NAME} is of a newer version of tfgpipe")
     return Manifest(
@@ -321,7 +323,7 @@ def check_files(folder: pathlib.Path, manifest: Manifest) -> None:
             raise Damaged(f"{name} is not as it was written")
 
 
-def file_record(path: pathlib.Path) -> dict[str, Any]:
+def file_record(path: pathlib.Path) -> dict[str, Json]:
     """Returns what a manifest says of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -330,6 +332,6 @@ def file_record(path: pathlib.Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def _digest(content: Any) -> str:
+def _digest(content: Json) -> str:
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

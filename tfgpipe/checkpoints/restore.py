@@ -35,6 +35,7 @@ from tfgpipe.checkpoints import writer
 from tfgpipe.checkpoints.folder import (
     Damaged,
     Folder,
+    Json,
     Manifest,
     check_files,
     read_manifest,
@@ -74,7 +75,7 @@ class _Notes(NamedTuple):
     restored: Restored | None = None
     steps: int = 0
     damaged: Collection[int] = ()
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, Json] | None = None
 
 
 _restored: weakref.WeakKeyDictionary[keras.Model, _Notes] = (
@@ -204,7 +205,7 @@ def is_known_damaged(model: keras.Model, step: int) -> bool:
     return step in _notes_of(model).damaged
 
 
-def first_settings_of(model: keras.Model) -> Mapping[str, Any]:
+def first_settings_of(model: keras.Model) -> Mapping[str, Json]:
     """Returns what an optimizer was told when its training began."""
     notes = _notes_of(model)
     if not notes.settings:
@@ -284,7 +285,7 @@ def _build_optimizer(model: Any, names: list[str]) -> None:
 
 
 def _indices(
-    records: dict[str, list[list[Any]]], manifest: Manifest, path: pathlib.Path
+    records: dict[str, list[list[Json]]], manifest: Manifest, path: pathlib.Path
 ) -> dict[str, list[int]]:
     """Returns the index of the saved variable for each of a model, by group."""
     names = {g: [name for name, *_ in rows] for g, rows in records.items()}

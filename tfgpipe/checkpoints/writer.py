@@ -16,7 +16,7 @@ import contextlib
 import pathlib
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -24,12 +24,15 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.checkpoints.folder import (
     Folder,
+    Json,
     Manifest,
     Position,
     file_record,
     remove,
 )
 from tfgpipe.devices import names
+
+Stored: TypeAlias = "keras.Variable | tf.Variable"
 
 VALUES = "values"
 
@@ -87,8 +90,8 @@ class Writer:
         self,
         model: keras.Model,
         position: Position,
-        monitored: Mapping[str, Any] | None,
-        settings: Mapping[str, Any] | None = None,
+        monitored: Mapping[str, Json] | None,
+        settings: Mapping[str, Json] | None = None,
     ) -> None:
         """Begins to write, once the checkpoint before is written.
 
@@ -167,7 +170,7 @@ class Writer:
 
 
 def _copied(
-    groups: dict[str, list[Any]], shared: bool
+    groups: dict[str, list[Stored]], shared: bool
 ) -> dict[str, dict[str, tf.Tensor]]:
     """Copies values: for each host, those that it writes, by their keys.
 
@@ -211,7 +214,7 @@ def _write_values(
         )
 
 
-def contents(model: keras.Model) -> dict[str, list[Any]]:
+def contents(model: keras.Model) -> dict[str, list[Stored]]:
     """Returns the variables of a training, by groups.
 
     Their order follows the layers, wherever they are: the same for a `GPipe`
@@ -222,7 +225,7 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
     """
     optimizer = getattr(model, "optimizer", None)
     skips = getattr(model, "skips", None)
-    kept: list[Any] = []
+    kept: list[Stored] = []
     if optimizer is not None:
         kept = [*optimizer.variables, *internals.unlisted(optimizer)]
     return {
@@ -232,15 +235,15 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
     }
 
 
-def storage(variable: Any) -> tf.Variable:
+def storage(variable: Stored) -> tf.Variable:
     """Returns what holds a variable's value."""
     is_keras = isinstance(variable, keras.Variable)
     return variable.value if is_keras else variable
 
 
 def variable_records(
-    groups: dict[str, list[Any]],
-) -> dict[str, list[list[Any]]]:
+    groups: dict[str, list[Stored]],
+) -> dict[str, list[list[Json]]]:
     """Returns the name, shape and dtype of each variable, for JSON."""
     return {
         group: [

@@ -48,6 +48,8 @@ NUM_PARTS = 4  # logical devices that one device is cut into
 PART_MIB = 1792
 K, M = 2, 4
 
+Rows = dict[str, Any]  # of a table of the page
+
 FLAGS = command_line.new_flags()
 flags.DEFINE_boolean(
     "again", False, "Measure parts that there are, too.", flag_values=FLAGS
@@ -57,7 +59,7 @@ flags.DEFINE_boolean(
 def run(values: flags.FlagValues) -> int:
     """Measures, writes and prints the page; returns the exit code."""
     path = pathlib.Path("report.json")
-    measured: dict[str, Any] = {}
+    measured: Rows = {}
     if path.exists() and not values.again:
         measured = json.loads(path.read_text("utf-8"))
     devices = _devices()
@@ -73,7 +75,7 @@ def run(values: flags.FlagValues) -> int:
     return 1 if any("failed" in part for part in measured.values()) else 0
 
 
-def page(measured: dict[str, Any]) -> str:
+def page(measured: Rows) -> str:
     """Returns the report as Markdown: a table for each part."""
     lines = [f"# tfgpipe {VERSION} on this machine"]
     for name, rows in measured.items():
@@ -90,9 +92,7 @@ def _cell(value: Any) -> str:
     return str(value).replace("\n", " ").replace("|", "\\|")
 
 
-def _measured(
-    part: Callable[[list[str]], dict[str, Any]], devices: list[str]
-) -> dict[str, Any]:
+def _measured(part: Callable[[list[str]], Rows], devices: list[str]) -> Rows:
     started = time.monotonic()
     try:
         with warnings.catch_warnings():
@@ -117,9 +117,9 @@ def _devices() -> list[str]:
 
 
 # ------------------------------------------------------------------ the parts
-def _machine(devices: list[str]) -> dict[str, Any]:
+def _machine(devices: list[str]) -> Rows:
     build = tf.sysconfig.get_build_info()
-    rows: dict[str, Any] = {
+    rows: Rows = {
         "tfgpipe": VERSION,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
@@ -182,7 +182,7 @@ def _furthest(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
 
 
-def _numbers(devices: list[str]) -> dict[str, Any]:
+def _numbers(devices: list[str]) -> Rows:
     """Compares bits over K, schedules and remat; and weights with Keras's."""
     tf.config.experimental.enable_op_determinism()
 
@@ -193,7 +193,7 @@ def _numbers(devices: list[str]) -> dict[str, Any]:
         )
 
     expected = _trained(lambda: keras.Sequential(_layers()), devices[0])
-    rows: dict[str, Any] = {
+    rows: Rows = {
         "furthest weight from Keras's, K = M = 1": _furthest(
             weights_of(1, 1, 1), expected
         )
@@ -211,7 +211,7 @@ def _numbers(devices: list[str]) -> dict[str, Any]:
     return rows
 
 
-def _checks(devices: list[str]) -> dict[str, Any]:
+def _checks(devices: list[str]) -> Rows:
     """Runs `tfgpipe.check` on three kinds of models."""
     words = keras.Input((16,), dtype="int32")
     x = keras.layers.Embedding(50, 32)(words)
@@ -242,7 +242,7 @@ def _checks(devices: list[str]) -> dict[str, Any]:
     return rows
 
 
-def _generation(devices: list[str]) -> dict[str, Any]:
+def _generation(devices: list[str]) -> Rows:
     """Compares tokens of a small GPT-2 on several devices with one's."""
     try:
         from keras_hub import models
@@ -263,14 +263,14 @@ def _generation(devices: list[str]) -> dict[str, Any]:
     return {"prompts with the tokens of one device": f"{same} of 4"}
 
 
-def _speed(devices: list[str]) -> dict[str, Any]:
+def _speed(devices: list[str]) -> Rows:
     """Times a step on all devices, and on one, of the same layers."""
     count = len(devices)
     units = 256 if "CPU" in devices[0] else 4096
     data = tf.data.Dataset.from_tensors(
         (_rows((units,), 256), _rows((units,), 256))
     )
-    rows: dict[str, Any] = {"rows, units, layers": [256, units, 2 * count]}
+    rows: Rows = {"rows, units, layers": [256, units, 2 * count]}
     seconds = []
     for k in (1, count):
         layers = _equal_layers(units, 2 * count)
@@ -292,7 +292,7 @@ def _speed(devices: list[str]) -> dict[str, Any]:
     return rows
 
 
-def _memory(devices: list[str]) -> dict[str, Any]:
+def _memory(devices: list[str]) -> Rows:
     """Compares the most that devices held in a step with the plan."""
     units, k = 4096, len(devices)
     layers = _equal_layers(units, 2 * k)
@@ -314,7 +314,7 @@ def _memory(devices: list[str]) -> dict[str, Any]:
     return {"MiB that devices held": held, "MiB by the plan": expected}
 
 
-PARTS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[list[str]], Rows]] = {
     "machine": _machine,
     "speed": _speed,
     "memory": _memory,

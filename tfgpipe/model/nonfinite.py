@@ -25,7 +25,7 @@ where data of loss spikes are skipped by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -33,12 +33,14 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.devices import placement
 
+TensorOrSlices: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+
 _SMALL = 2**14  # numbers of a tensor that is looked at along with others
 _WINDOW = 128  # mini-batches that an outlier is compared with
 _FEWEST = 32  # before none is an outlier
 
 
-def all_finite(tensors: Iterable[Any]) -> tf.Tensor:
+def all_finite(tensors: Iterable[TensorOrSlices | None]) -> tf.Tensor:
     """Returns whether all numbers of tensors or slices are finite.
 
     A scalar, of one from each device.
@@ -46,7 +48,7 @@ def all_finite(tensors: Iterable[Any]) -> tf.Tensor:
     return _all_at_once([_is_finite(tensor) for tensor in _dense(tensors)])
 
 
-def _dense(tensors: Iterable[Any]) -> list[tf.Tensor]:
+def _dense(tensors: Iterable[TensorOrSlices | None]) -> list[tf.Tensor]:
     return [getattr(t, "values", t) for t in tensors if t is not None]
 
 
@@ -65,7 +67,7 @@ class Findings(NamedTuple):
 
 def examine(
     loss: tf.Tensor,
-    gradients: Iterable[Any],
+    gradients: Iterable[TensorOrSlices | None],
     changes: Iterable[tuple[tf.Tensor, tf.Tensor]],
     measures: bool = False,
 ) -> Findings:
@@ -135,7 +137,7 @@ def _together(
     An operation takes longer to start than to look at some hundred numbers. The
     tensors of a row are of equal shapes; the first says where they are.
     """
-    small: dict[Any, list[tuple[tf.Tensor, ...]]] = {}
+    small: dict[tuple[str, tf.DType], list[tuple[tf.Tensor, ...]]] = {}
     for row in rows:
         size = row[0].shape.num_elements()
         if size is None or size > _SMALL:
@@ -279,7 +281,7 @@ class Guard:
     assign but by the optimizer. Without `skips`, there is no `end`.
     """
 
-    def __init__(self, variables: Iterable[keras.Variable], skips: Any):
+    def __init__(self, variables: Iterable[keras.Variable], skips: Skips):
         self._skips = skips
         self._kept: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.keep(variables)
@@ -298,7 +300,7 @@ class Guard:
     def look(
         self,
         loss: tf.Tensor,
-        pairs: Iterable[tuple[Any, keras.Variable]],
+        pairs: Iterable[tuple[TensorOrSlices | None, keras.Variable]],
         assigned: Iterable[tuple[keras.Variable, tf.Tensor]],
     ) -> None:
         """Looks at a mini-batch, which may be one of several of a step.
@@ -325,7 +327,7 @@ class Guard:
         self,
         optimizer: keras.optimizers.Optimizer,
         loss: tf.Tensor,
-        pairs: Iterable[tuple[Any, keras.Variable]],
+        pairs: Iterable[tuple[TensorOrSlices | None, keras.Variable]],
         update: Callable[[], None],
         assigned: Iterable[tuple[keras.Variable, tf.Tensor]],
     ) -> None:
@@ -344,7 +346,7 @@ class Guard:
         otherwise = _no_result(lower)
         if self._is_outlier is not None:
 
-            def otherwise() -> Any:
+            def otherwise() -> tf.Operation:
                 return tf.cond(self._is_finite, tf.no_op, _no_result(lower))
 
         tf.cond(self._applies, _no_result(update), otherwise)
@@ -365,10 +367,12 @@ class Guard:
                 variable.assign(value)
 
 
-def _no_result(function: Callable[[], Any]) -> Callable[[], Any]:
+def _no_result(
+    function: Callable[[], object],
+) -> Callable[[], tf.Operation]:
     """A branch of `tf.cond` for its effects alone."""
 
-    def branch() -> Any:
+    def branch() -> tf.Operation:
         function()
         return tf.no_op()
 
