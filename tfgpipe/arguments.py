@@ -152,9 +152,9 @@ class Arguments:
         self._check_cut(is_known, is_default=num_partitions is None)
         if self._problems:
             raise ValueError("\n".join(self._problems))
-        if self.schedule == AUTO:
+        if self.schedule == AUTO and self.costs.profile is not None:
             self.schedule, self.layers_per_cell = auto_schedule(
-                self.costs,
+                self.costs.profile,
                 self.layers_per_cell,
                 self.num_micro_batches,
                 self.rules,
@@ -170,9 +170,8 @@ class Arguments:
         if self._problems:
             raise ValueError("\n".join(self._problems))
         listed = names.all_devices()
-        for r, row in enumerate(
-            by_replica
-        ):  # those that have nothing but shards
+        # Behind them the devices that have nothing but shards.
+        for r, row in enumerate(by_replica):
             of_shards = {
                 shard[r]
                 for shards_of_layer in self.shards.values()
@@ -180,31 +179,24 @@ class Arguments:
             }
             row += sorted(of_shards - {*row}, key=listed.index)
         self.devices = [device for row in by_replica for device in row]
-        if self.shards and names.only_compiles(self.devices):
-            raise ValueError(
-                "`shards` must be None where XLA compiles all that a device "
-                f"runs. Received: shards={shards!r} and the devices "
-                f"{self.devices}. Leave it out."
-            )
         offloads = any(map(self.rules.offloads, range(self.num_partitions)))
-        if offloads and names.only_compiles(self.devices):
-            raise ValueError(
-                '`remat` must not be "offload" where XLA compiles all that a '
-                f"device runs. Received: remat={remat!r} and the devices "
-                f'{self.devices}. Pass "except_last".'
-            )
+        for name, value, is_refused in (
+            ("shards", shards, bool(self.shards)),
+            ("remat", remat, offloads),
+            ("weights_on", weights_on, self.weights_on != "devices"),
+        ):
+            if is_refused and names.only_compiles(self.devices):
+                raise ValueError(
+                    f"`{name}` must be the default where XLA compiles all that "
+                    f"a device runs. Received: {name}={value!r} and the "
+                    f"devices {self.devices}. Leave it out; to hold less, see "
+                    "docs/memory.md."
+                )
         if self.head_parts > 1 and self.num_micro_batches == 1:
             raise ValueError(
                 "`head_parts` must be 1 where a mini-batch is one micro-batch. "
                 f"Received: head_parts={head_parts} and num_micro_batches=1. "
                 "Pass more micro-batches: that holds less of all layers."
-            )
-        if self.weights_on != "devices" and names.only_compiles(self.devices):
-            raise ValueError(
-                "`weights_on` must be 'devices' where XLA compiles all that a "
-                f"device runs. Received: weights_on={weights_on!r} and the "
-                f"devices {self.devices}. Leave it out; to hold less, see "
-                "docs/memory.md."
             )
         self.check_supported()
 
@@ -302,12 +294,14 @@ class Arguments:
         `num_groups` has one number for each cell.
         """
         has_head = self.head_parts > 1
-        return Remat.of(self.remat, num_groups, self._written, has_head)
+        return Remat.by_group(self.remat, num_groups, self._written, has_head)
 
     @property
     def rules(self) -> Remat:
         """The rule of each cell, whatever its groups."""
-        return Remat.of(self.remat, [1] * self.num_partitions, self._written)
+        return Remat.by_group(
+            self.remat, [1] * self.num_partitions, self._written
+        )
 
     def region_bounds(self, input_spec: Any) -> list[int]:
         """Returns the steps at which regions begin or end, in order.
@@ -450,7 +444,9 @@ class Arguments:
             )
         return checked
 
-    def _choice(self, name: str, value: Any, choices: Any) -> str | None:
+    def _choice(
+        self, name: str, value: object, choices: Iterable[str]
+    ) -> str | None:
         """The value, or None where it is wrong."""
         return self._noted(checked_choice, name, value, choices)
 
@@ -462,7 +458,7 @@ class Arguments:
             self._problems.append(str(error))
             return None
 
-    def _list_or_none(self, name: str, value: Any) -> list[Any] | None:
+    def _list_or_none(self, name: str, value: object) -> list[Any] | None:
         if value is None:
             return None
         if isinstance(value, Iterable) and not isinstance(value, str):
@@ -473,7 +469,7 @@ class Arguments:
         )
         return None
 
-    def _count(self, name: str, value: Any) -> int | None:
+    def _count(self, name: str, value: object) -> int | None:
         """The value, or None where it is wrong."""
         count = as_count(value)
         if count is None:
@@ -531,7 +527,7 @@ NEEDS_PROFILE = (
 
 
 def auto_schedule(
-    costs: GivenCosts,
+    profile: Profile,
     layers_per_cell: list[int] | None,
     num_micro_batches: int,
     remat: Remat,
@@ -539,7 +535,7 @@ def auto_schedule(
     """The shortest schedule found that holds what "1f1b" would, or less.
 
     Args:
-        costs: What the layers take: has a profile.
+        profile: The seconds of the layers.
         layers_per_cell: The cut; None to cut by the costs.
         num_micro_batches: M.
         remat: What each cell computes again.
@@ -548,7 +544,6 @@ def auto_schedule(
         The schedule, and the cut.
     """
     k = len(remat.rules)
-    profile = costs.profile
     num_layers = len(profile.layers)
     if k > num_layers:
         raise ValueError(too_many_cells(k, num_layers))
@@ -564,7 +559,7 @@ def auto_schedule(
     durations = []
     for cell, count in enumerate(cut):
         stop = start + count
-        by_kind = seconds.of(start, stop)
+        by_kind = seconds.of_cell(start, stop)
         half, rest = by_kind["input_gradient"], by_kind["weight_gradient"]
         if start <= seconds.first:  # nothing takes the gradient of the inputs
             half, rest = 0.0, by_kind["backward"]
@@ -593,7 +588,7 @@ class GivenCosts:
 
     def __init__(self, costs: Any, source: Any):
         self.problems: list[str] = []
-        self.profile: Any = costs if isinstance(costs, Profile) else None
+        self.profile = costs if isinstance(costs, Profile) else None
         self._is_bytes = isinstance(costs, str) and costs == "bytes"
         self.source = source
         self._waits = False

@@ -142,7 +142,7 @@ class CellTasks:
     ) -> CellFacts:
         """Returns the properties of the cell that a program depends on."""
         cut = self.functions
-        return CellFacts.of(
+        return CellFacts.of_cell(
             has_backward,
             needs_dx,
             has_dx=bool(self.part.gives_back),

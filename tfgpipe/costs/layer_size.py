@@ -29,7 +29,7 @@ _CACHE_BYTES = 64 * 2**20
 
 
 def layer_sizes(
-    placed: Placed, num_slot_bytes: Callable[[Any], int]
+    placed: Placed, num_slot_bytes: Callable[[keras.Variable], int]
 ) -> list[LayerSize]:
     """Computes the sizes of all steps, in order; weights need no values.
 
@@ -156,7 +156,7 @@ def with_weights(
 def weight_sizes(
     weights: Sequence[keras.Variable],
     num_slot_bytes: Callable[[keras.Variable], int],
-) -> dict[str, Any]:
+) -> dict[str, int]:
     """The part of `LayerSize`, and of a profile, that follows from weights."""
     trainable = [v for v in weights if v.trainable]
     return {
@@ -182,7 +182,9 @@ def _count(variable: keras.Variable) -> int:
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
-def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
+def slot_bytes_of(
+    optimizer: str | keras.Optimizer | None,
+) -> Callable[[keras.Variable], int]:
     """A function that tells the bytes of a variable's slots.
 
     A twin of the optimizer is built for a tiny variable of as many axes. Each
@@ -220,7 +222,7 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
 
 
 def _slots(
-    optimizer: Any, shape: Sequence[int], dtype: str
+    optimizer: keras.Optimizer, shape: Sequence[int], dtype: str
 ) -> list[tuple[tuple[int, ...], int]]:
     """Shapes, and bytes of a number, of the slots of a tiny variable."""
     with (
@@ -239,7 +241,7 @@ def _slots(
     ]
 
 
-def _twin(optimizer: Any) -> Any:
+def _twin(optimizer: keras.Optimizer) -> keras.Optimizer:
     """An equal optimizer that is not built."""
     try:
         config = copy.deepcopy(optimizer.get_config())

@@ -223,12 +223,12 @@ MOST_DEVICES = 2**16  # with more, there is no cluster but a mistake
 def plan(
     layers: Any,
     batch_size: int,
-    profile: Any = None,
+    profile: Profile | None = None,
     *,
     devices: int | Sequence[str | tf.config.LogicalDevice] | None = None,
     memory_limit: float | None = None,
     machine: str | Machine | None = None,
-    optimizer: Any = "adam",
+    optimizer: str | keras.Optimizer | None = "adam",
     num_replicas: int | None = 1,
     inputs: Any = None,
     setting: Mapping[str, Any] | None = None,
@@ -410,7 +410,7 @@ def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
     return tuple(f"{kind}:{i}" for i in range(count)), False
 
 
-def _replicas(num_replicas: Any, num_devices: int) -> tuple[int, ...]:
+def _replicas(num_replicas: int | None, num_devices: int) -> tuple[int, ...]:
     if num_replicas is None:
         return tuple(
             r for r in range(1, num_devices + 1) if num_devices % r == 0
@@ -630,7 +630,7 @@ class SizedModel(NamedTuple):
         )
         return self.workload(seconds, machine.task_seconds, rows, compiles)
 
-    def by_profile(self, profile: Any, rows: float) -> Workload:
+    def by_profile(self, profile: Profile, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds as measured."""
         return self.workload(
             profile.layer_seconds(rows),

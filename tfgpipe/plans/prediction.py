@@ -414,7 +414,7 @@ def _program(
     facts = [*itertools.chain(*by_cell)]
     rules = dict(enumerate(setting.remat))
     num_groups = [*map(len, by_cell)]
-    remat = Remat.of(rules, num_groups, (), facts[-1].is_head)
+    remat = Remat.by_group(rules, num_groups, (), facts[-1].is_head)
     if compiled:
         remat = remat.compiled(setting.num_micro_batches)
     schedule = _schedule(

@@ -25,7 +25,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
@@ -414,14 +414,14 @@ class Workload:
         def between(sums: Sequence[float]) -> float:
             return sums[stop] - sums[start]
 
-        seconds, first = self._seconds.of(start, stop), self._seconds.first
+        seconds, first = self._seconds.of_cell(start, stop), self._seconds.first
         inputs = self._kept.before(start, stop)
         count, kept = self._kept.made(start, stop)
         keeps = count > 0
         seconds["recompute"] *= keeps
         return CellNeeds(
             seconds,
-            CellFacts.of(
+            CellFacts.of_cell(
                 has_backward=stop > first,
                 needs_dx=start > first,
                 has_dx=any(
@@ -445,5 +445,5 @@ class Workload:
         )
 
 
-def _sums(values: Any) -> list[float]:
+def _sums(values: Iterable[float]) -> list[float]:
     return [*itertools.accumulate(values, initial=0)]

@@ -32,12 +32,14 @@ from tfgpipe.costs import Placed, kept_sizes, memory_of_steps
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     Indices,
+    Values,
     alive,
     by_reference,
     differentiate,
     is_continuous,
     tensors,
 )
+from tfgpipe.loss import Head
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 
@@ -72,7 +74,7 @@ class LayersAlone:
         x: Any,
         device: str,
         jit_compile: bool,
-        head: Any = None,
+        head: Head | None = None,
         labels: Any = None,
     ):
         self._tracer = Tracer(jit_compile)
@@ -121,13 +123,13 @@ class LayersAlone:
         """Returns a key that equal layers in equal places share."""
         return self.is_empty(k) or (id(self.tasks[k].functions), self.needs(k))
 
-    def alone(self, k: int, others: Any) -> LoneLayer:
+    def alone(self, k: int, others: tf.Tensor | None) -> LoneLayer:
         """A layer by itself, see `LoneLayer`."""
         return LoneLayer(
             self.tasks[k], self.needs(k), self._tracer, self._device, others
         )
 
-    def values(self, k: int, known: Any) -> LayerValues:
+    def values(self, k: int, known: Values) -> LayerValues:
         """The values that a layer is computed from.
 
         `known` are values by the references of the graph's tensors.
@@ -155,7 +157,9 @@ class LayersAlone:
         shape = [self._rows if n is None else n for n in like.shape]
         return tf.ones(shape, like.dtype)
 
-    def behind(self, k: int, known: Any, outputs: Sequence[Any]) -> Any:
+    def behind(
+        self, k: int, known: Values, outputs: Sequence[tf.Tensor]
+    ) -> Values:
         """Returns the values that are known behind a layer."""
         known = known | by_reference(self.tasks[k].part.gives, outputs)
         later = [tasks.part for tasks in self.tasks[k + 1 :]]
@@ -223,7 +227,7 @@ class LoneLayer:
             by_kind["recompute_last"] = by_kind["recompute"]
         return {kind: samples[1:] for kind, samples in by_kind.items()}
 
-    def _known(self, values: LayerValues) -> tuple[dict[Any, Any], Any]:
+    def _known(self, values: LayerValues) -> tuple[Values, Any]:
         """Values by tensors of the graph, and the packed weights."""
         tasks, part = self._tasks, self._tasks.part
         weights = [
@@ -241,7 +245,9 @@ class LoneLayer:
             outputs, _ = self._tasks.forward(*known, keeps=False)()
         return [outputs[t.ref()] for t in self._tasks.part.gives]
 
-    def _run(self, values: LayerValues, others: Any) -> list[tf.Tensor]:
+    def _run(
+        self, values: LayerValues, others: tf.Tensor | None
+    ) -> list[tf.Tensor]:
         """All tasks, some times; returns when each started and ended."""
         clock = Clock()
         chain = Chain(clock)
@@ -278,7 +284,7 @@ class LoneLayer:
     def _turn(
         self,
         run: Callable[[str, Any], Any],
-        known: tuple[dict[Any, Any], Any],
+        known: tuple[Values, Any],
         sums: dict[str, Any],
     ) -> None:
         """Each task once."""
@@ -312,7 +318,7 @@ def _specs(nest: Any) -> Any:
     )
 
 
-def _bytes(some: list[Any]) -> int:
+def _bytes(some: Sequence[tf.Tensor]) -> int:
     """Of tensors whose shapes are known."""
     known = [
         t for t in some if t.dtype != tf.variant and t.shape.is_fully_defined()

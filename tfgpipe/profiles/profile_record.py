@@ -305,7 +305,7 @@ class Profile:
             The cost of a call and the seconds of its layers; 0.0 if it has
             nothing to compute.
         """
-        return self.cell_seconds(rows).of(start, stop)[kind]
+        return self.cell_seconds(rows).of_cell(start, stop)[kind]
 
     def costs(self, rows: int | None = None) -> list[float]:
         """Seconds of all tasks of each layer for a micro-batch.
@@ -338,7 +338,7 @@ class Profile:
             for layer in self.layers
         ]
 
-    def _checked_rows(self, rows: Any) -> int:
+    def _checked_rows(self, rows: int | None) -> int:
         """The rows of a micro-batch; the most that were measured for None."""
         count = self.rows[-1] if rows is None else as_count(rows)
         if count is None:
@@ -399,7 +399,7 @@ class Profile:
     def __str__(self) -> str:
         return table_of(self)
 
-    def save(self, path: Any) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON, whole or not at all.
 
         Args:
@@ -409,7 +409,7 @@ class Profile:
         write_text(os.fspath(path), text)
 
     @classmethod
-    def load(cls, path: Any) -> Profile:
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
         """Reads what `save` wrote.
 
         Args:
@@ -467,7 +467,7 @@ def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
 _KINDS = ("forward", "recompute", "backward")
 
 
-def table_of(profile: Any) -> str:
+def table_of(profile: Profile) -> str:
     """The table of a `Profile`: a line for each layer and micro-batch size.
 
     Seconds are lower quartiles, each with the cost of a call; `+-` is half of
@@ -522,11 +522,11 @@ def table_of(profile: Any) -> str:
     return "\n".join(lines)
 
 
-def _time(spread: Any) -> str:
+def _time(spread: Spread | None) -> str:
     return "-" if spread is None else _seconds(spread.low)
 
 
-def _width(spread: Any) -> float:
+def _width(spread: Spread | None) -> float:
     if spread is None or not spread.low:
         return 0.0
     return (spread.high - spread.low) / 2 / spread.low
@@ -589,7 +589,7 @@ class CellSeconds:
         }
         self._whole = _sums(not layer.has_halves for layer in layers)
 
-    def of(self, start: int, stop: int) -> dict[str, float]:
+    def of_cell(self, start: int, stop: int) -> dict[str, float]:
         """Seconds of each task of layers `start` to before `stop`.
 
         0.0 for a task that has nothing to compute.

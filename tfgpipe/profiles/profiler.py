@@ -72,10 +72,10 @@ def profile(
     *,
     loss: Any = None,
     micro_batch_sizes: Sequence[int] | None = None,
-    device: Any = None,
+    device: str | tf.config.LogicalDevice | None = None,
     seconds: float = 30.0,
     jit_compile: bool | str = "auto",
-    optimizer: Any = "adam",
+    optimizer: str | keras.Optimizer | None = "adam",
     verbose: str | int = "auto",
 ) -> Profile:
     """Measures what each layer of a model takes on one device.
@@ -170,7 +170,7 @@ def profile(
     return record
 
 
-def _checked_verbose(verbose: Any) -> int:
+def _checked_verbose(verbose: str | int) -> int:
     """As Keras takes it: a boolean is one of the numbers."""
     if isinstance(verbose, str) and verbose == "auto":
         return 1
@@ -183,7 +183,7 @@ def _checked_verbose(verbose: Any) -> int:
     return level
 
 
-def _device(device: Any) -> str:
+def _device(device: str | tf.config.LogicalDevice | None) -> str:
     """Returns the full name of a device; the first accelerator's by default."""
     if device is None:
         return names.accelerators()[0]
@@ -282,7 +282,7 @@ def _shapes(nest: Any) -> Any:
     return tree.map_structure(lambda t: t if t is None else t.shape, nest)
 
 
-def _progress(placed: Sequence[Any], verbose: int) -> Iterator[int]:
+def _progress(placed: Sequence[keras.Layer], verbose: int) -> Iterator[int]:
     """Goes through the steps, and shows how far it is."""
     bar = keras.utils.Progbar(
         len(placed),
@@ -294,7 +294,7 @@ def _progress(placed: Sequence[Any], verbose: int) -> Iterator[int]:
         bar.update(i + 1)
 
 
-def _class_name(optimizer: Any) -> str:
+def _class_name(optimizer: str | keras.Optimizer | None) -> str:
     if optimizer is None:
         return "none"
     return type(keras.optimizers.get(optimizer)).__name__
@@ -313,7 +313,7 @@ def layer_profiles(
     placed: Placed,
     measured: Sequence[MeasuredLayer],
     loss: MeasuredLayer | None,
-    num_slot_bytes: Callable[[Any], int],
+    num_slot_bytes: Callable[[keras.Variable], int],
 ) -> tuple[list[LayerProfile], LayerProfile | None]:
     """Makes the records of layers, and of the loss.
 
@@ -405,7 +405,7 @@ class Measuring:
         placed: Placed,
         x: dict[int, Any],
         labels: dict[int, Any],
-        head: Any,
+        head: Head | None,
         setting: MeasureSetting,
     ):
         self._placed = placed

@@ -99,7 +99,7 @@ class CellFacts(NamedTuple):
     shard: Shard | None = None
 
     @classmethod
-    def of(
+    def of_cell(
         cls,
         has_backward: bool,
         needs_dx: bool,
@@ -158,7 +158,7 @@ class Remat:
         self._written = written
 
     @classmethod
-    def of(
+    def by_group(
         cls,
         remat: Rule | Mapping[int, Rule],
         num_groups: Sequence[int],

@@ -11,6 +11,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
+from tfgpipe.devices import names
 from tfgpipe.profiles import MEASURED
 
 ONES = np.ones((8, 4), "float32")
@@ -165,7 +166,11 @@ def test_masks_go_from_layer_to_layer():
     assert found.layers[0].measured[-1].output_bytes == 4 * 6 * (4 * 4 + 1)
 
 
-def test_xla_compiles_if_asked_to():
+def test_xla_compiles_if_asked_to_and_by_default_on_accelerators(monkeypatch):
+    layers = [keras.Input((4,)), kl.Dense(4)]
+    assert not profile(layers).jit_compile
+    monkeypatch.setattr(names, "has_accelerator", bool)
+    assert profile(layers).jit_compile
     found = profile([kl.Dense(4), kl.Dense(2)], jit_compile=True)
     assert found.jit_compile
     last = found.layers[1].measured[-1]

@@ -2,12 +2,11 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from keras import layers as kl
 
 from tfgpipe.costs import Placed
-from tfgpipe.profiles.lone_layer import LayersAlone
+from tfgpipe.profiles.lone_layer import AsWritten, LayersAlone
 from tfgpipe.sequence import source_of
 
 BEHIND, FIRST, FORWARD = "behind weights", "first", "without weights"
@@ -32,33 +31,6 @@ def timed_and_values(layer, place, jit_compile=False, shape=(3,), others=None):
     return model.alone(k, others), model.values(k, known)
 
 
-@pytest.mark.parametrize(
-    ("layer", "place", "kinds"),
-    [
-        (kl.Dense(4), FORWARD, "forward"),
-        # Nothing of it is needed again if no layer follows.
-        (kl.Dense(4), FIRST, "forward recompute backward_first backward"),
-        (
-            kl.Dense(4, "relu"),
-            BEHIND,
-            "forward recompute recompute_last backward_first backward "
-            "input_gradient weight_gradient",
-        ),
-        (
-            kl.ReLU(),
-            BEHIND,
-            "forward recompute recompute_last backward_first backward "
-            "input_gradient",
-        ),
-    ],
-)
-def test_tasks_are_those_of_its_place(layer, place, kinds):
-    timed, values = timed_and_values(layer, place)
-    seconds = timed.seconds(values)
-    assert [*seconds] == kinds.split()
-    assert {len(own) for own in seconds.values()} == {3}
-
-
 def test_others_are_read_between_two_tasks_and_in_none():
     others = tf.ones([5])
     timed, values = timed_and_values(kl.Dense(4), FIRST, others=others)
@@ -78,21 +50,6 @@ def test_others_are_read_between_two_tasks_and_in_none():
     assert len(reads) == 4 * len(names) - 1
 
 
-def test_compiled_step_has_the_same_tasks():
-    timed, values = timed_and_values(kl.Dense(4, "relu"), BEHIND, True)
-    found = timed.seconds(values)
-    assert [*found] == [
-        "forward",
-        "recompute",
-        "backward_first",
-        "backward",
-        "input_gradient",
-        "weight_gradient",
-        "recompute_last",
-    ]
-    assert found["recompute"] == found["recompute_last"]
-
-
 def test_compiled_loop_is_one_backward_task():
     layer = kl.GRU(3, return_sequences=True)
     timed, values = timed_and_values(layer, BEHIND, True, shape=(4, 3))
@@ -103,16 +60,29 @@ def test_compiled_loop_is_one_backward_task():
     ]
 
 
-def test_outputs_are_those_of_the_layer():
-    layer = kl.Dense(4, "relu")
-    timed, values = timed_and_values(layer, BEHIND)
-    (output,) = timed.outputs(values)
-    np.testing.assert_array_equal(output, layer(values.inputs[0]))
-
-
 def test_state_stays_as_it_was():
     layer = kl.BatchNormalization()
     timed, values = timed_and_values(layer, BEHIND)
     timed.seconds(values)
     timed.outputs(values)
     np.testing.assert_array_equal(layer.moving_mean, [0, 0, 0])
+
+
+def test_what_only_controls_others_is_run():
+    calls = []
+
+    def work(x):
+        calls.append(x)
+        return x
+
+    def chain(x):
+        for _ in range(3):
+            task = tf.numpy_function(work, [x], tf.float32, stateful=False)
+            with tf.control_dependencies([task]):
+                time = tf.timestamp()
+        return [time]
+
+    function = AsWritten(chain)
+    for _ in range(2):
+        function(tf.ones((2,)))
+    assert len(calls) == 6

@@ -23,11 +23,11 @@ def test_rule_says_what_is_kept(rule, recomputes, keeps_first, keeps_others):
 
 
 def test_one_rule_is_that_of_every_group_of_every_cell():
-    assert Remat.of("never", [3, 3]).rules == ["never"] * 6
+    assert Remat.by_group("never", [3, 3]).rules == ["never"] * 6
 
 
 def test_cells_without_a_rule_have_the_default():
-    remat = Remat.of({1: "never"}, [2] * 3)
+    remat = Remat.by_group({1: "never"}, [2] * 3)
     assert (
         remat.rules == ["except_last"] * 2 + ["never"] * 2 + ["except_last"] * 2
     )
@@ -37,7 +37,7 @@ def test_cells_without_a_rule_have_the_default():
 
 
 def test_cells_that_a_schedule_recomputes_are_known():
-    remat = Remat.of("never", [2, 2], written={1})
+    remat = Remat.by_group("never", [2, 2], written={1})
     assert [remat.recomputes(k) for k in range(4)] == [False] * 2 + [True] * 2
     assert Schedule("F0 R0 B0\nF0 B0").recomputing() == {0}
     assert Schedule("F0 B0\nF0+ B0").recomputing() == {0}
@@ -61,7 +61,7 @@ def test_a_head_goes_forward_and_back_at_once(written, head):
         for k in range(3)
     ]
     facts[2] = facts[2]._replace(has_halves=False, recomputes=False)
-    remat = Remat.of("always", [1, 2], has_head=True)
+    remat = Remat.by_group("always", [1, 2], has_head=True)
     program = lower(
         lambda _: schedule, facts, remat, [schedule.num_micro_batches]
     )

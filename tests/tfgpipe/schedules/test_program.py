@@ -308,7 +308,7 @@ def test_devices_run_the_program(name, remat, rows, frozen, groups, ran):
     program = lower(
         lambda count: SCHEDULES[name](2, count, chunks),
         facts,
-        Remat.of(remat, [groups] * (2 * chunks)),
+        Remat.by_group(remat, [groups] * (2 * chunks)),
         [min(rows, 3)],
     )
     assert [*ran.values()] == [
