@@ -76,9 +76,15 @@ class Objective:
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """Returns which outputs have gradients, and which losses of layers.
 
-        Attributes of outputs count as outputs, behind them.
+        Attributes of outputs count as outputs, behind them. Of a loss that
+        nobody has named, all outputs have.
         """
-        raise NotImplementedError
+        self._check_parts(batch)
+        traced = batch.traced
+        count = len(traced.handed_out) - len(traced.outputs)
+        has_outputs = [t is not None for t in traced.outputs]
+        has_losses = [True] * len(batch.results.extra_specs())
+        return [*has_outputs, *[False] * count], has_losses
 
     def start(self, run: Pipeline) -> LossGradients:
         """Returns the gradients of outputs and losses."""
