@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from keras import tree
 
 from tfgpipe.checks import checked_counts, checked_sink
 from tfgpipe.graphs import is_continuous
-from tfgpipe.model import GPipe, LayerPlace, all_finite, examine
+from tfgpipe.model import GPipe, Section, all_finite, examine
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -167,18 +167,11 @@ def first_nonfinite(model: GPipe, data: Any) -> str:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     if not _are_finite(x):
         return "The inputs of the mini-batch are not finite."
-    step = model.by_layers(
-        lambda place, call: _Finite(
-            _all(place.made(call, place.outputs)),
-            _all(place.made(call, place.part.gives_back)),
-        )
-    )
-    total, gradients, loss, calls = step(data)
-    *places, _ = step.places
-    for place, finite in zip(places, calls):
-        if not all(call.outputs for call in finite):
+    total, gradients, start, _, sections, _ = model.rehearse(data, _all)
+    for section in sections:
+        if not all(section.gives):
             return (
-                f"The outputs of {place.name} are not finite, and its inputs "
+                f"The outputs of {section.name} are not finite, and its inputs "
                 "are."
             )
     if not _are_finite(total):
@@ -192,12 +185,12 @@ def first_nonfinite(model: GPipe, data: Any) -> str:
         if d is not None
     ]
     bad = [v for d, v in pairs if not _are_finite(d)]
-    if not _are_finite(loss.dy):
+    if not all(start):
         return (
             "The gradient of the loss with respect to the outputs of the last "
             "layer is not finite, and the loss is."
         )
-    if sentence := _first_gradient(places, calls, bad):
+    if sentence := _first_gradient(sections, bad):
         return sentence
     for d, v in pairs:
         if not bool(examine(total, [d], ()).is_finite):
@@ -212,49 +205,32 @@ def first_nonfinite(model: GPipe, data: Any) -> str:
     )
 
 
-class _Finite(NamedTuple):
-    """The finiteness of a layer's call: scalars.
-
-    Attributes:
-        outputs: What went out.
-        dx: The gradients with respect to what came in.
-    """
-
-    outputs: tf.Tensor
-    dx: tf.Tensor
-
-
 def _first_gradient(
-    places: list[LayerPlace],
-    calls: list[list[_Finite]],
-    bad: list[keras.Variable],
+    sections: Sequence[Section], bad: Sequence[keras.Variable]
 ) -> str | None:
-    """Names what is not finite in the backward pass of layers.
+    """Says what is not finite first in the backward pass of layers.
 
-    Args:
-        places: The layers.
-        calls: Those of each.
-        bad: The weights whose gradients are not finite.
+    `bad` are the weights whose gradients are not finite.
     """
-    for place, finite in reversed([*zip(places, calls)]):
-        if not all(call.dx for call in finite):
+    for section in reversed(sections):
+        if not all(section.gradients):
             return (
-                f"The gradient with respect to the inputs of {place.name} is "
+                f"The gradient with respect to the inputs of {section.name} is "
                 "not finite, and that with respect to its outputs is."
             )
         for weight in bad:
-            if any(v is weight for v in place.weights):
+            if any(v is weight for v in section.weights):
                 return (
                     f"The gradient of the weight '{weight.path}' of "
-                    f"{place.name} is not finite, and later layers have "
+                    f"{section.name} is not finite, and later layers have "
                     "finite ones."
                 )
     return None
 
 
-def _all(tensors: Iterable[Any]) -> tf.Tensor:
+def _all(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     """Returns whether all are finite, a scalar; where they are."""
-    numbers = [t for t in tensors if t is not None and is_continuous(t)]
+    numbers = [*filter(is_continuous, tensors)]
     return all_finite(numbers) if numbers else tf.constant(True)
 
 

@@ -1,42 +1,21 @@
-"""What a check has found, as a record that prints as a table.
-
-How far numbers are apart is said as:
-
-    outputs      the largest difference, as a share of the largest value
-    gradients    the sum of all differences, as a share of the sum of all values
-    changes      the largest difference, as a share of the largest change
-
-Gradients jump: where a value is zero but for rounding, `relu` lets the gradient
-through on one device and not on the other. That is much for one value, and next
-to nothing for the sum.
-
-Limit: what is rounding is a guess by the dtype and the kind of device. Matrix
-products of accelerators round their factors first, NVIDIA's to 11 bits unless
-`tf.config.experimental.enable_tensor_float_32_execution(False)` forbids it.
-"""
+"""What a check has found, as a record that prints as a table."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import tensorflow as tf
 
 _MOST = 20  # rows of a table
 
 # What is compared, in the order in which a step comes to it.
 KINDS = {
     "forward": "what a layer makes, and the same layer on the host",
-    "transfer": "what a layer hands on, and what the next one gets",
     "rows": "micro-batches of a layer, and the whole mini-batch",
-    "loss": "the loss and where its gradients start, and Keras's",
+    "loss": "the loss and its gradients, and Keras's",
     "gradient": "gradients with respect to inputs and weights, and the host's",
     "step": "the step in the graph of `fit`, and by layers",
     "update": "weights and slots after it, and by Keras's optimizer",
-    "state": "other variables after it, and by the host's micro-batches",
+    "state": "other variables after it, and by Keras's micro-batches",
 }
 
 
@@ -45,9 +24,9 @@ class Finding:
     """Something that differs by more than rounding.
 
     Attributes:
-        kind: Which comparison has shown it: "forward", "transfer", "rows",
-            "loss", "gradient", "step", "update" or "state".
-        where: A layer with its cell and devices, or two of them.
+        kind: Which comparison has shown it: "forward", "rows", "loss",
+            "gradient", "step", "update" or "state".
+        where: A layer with its cell and devices, or what else differs.
         difference: How far it is off, as a share of what it should be;
             infinity for what is not finite, of another shape, or of "rows":
             there `what` says it.
@@ -181,167 +160,3 @@ class Tally:
             if count
         ]
         return Report(title, tuple(compared), tuple(self._findings))
-
-
-# By dtype, from where on numbers of a layer differ by more than rounding, and
-# the distance from 1 to the next number.
-_ROUNDING = {
-    "float64": (1e-10, 2.0**-52),
-    "float32": (2e-4, 2.0**-23),
-    "float16": (1e-2, 2.0**-10),
-    "bfloat16": (5e-2, 2.0**-7),
-}
-
-_ELEVEN_BITS = 5e-3  # float32, where factors are rounded
-
-# Gradients of weights that are this share of the largest of all are zero but
-# for rounding, as that of the bias of the keys of an attention. Those of
-# inputs are, if they are that share of those of outputs.
-_TINY = 1e-5
-
-_TINY_DX = 1e-6
-
-_UNITS_IN_LAST_PLACE = 8
-
-
-def limit_of(dtypes: Iterable[str], device: str = "/device:CPU:0") -> float:
-    """From where on what is computed in some dtypes on a device is wrong."""
-    coarsest = _ROUNDING["bfloat16"][0]
-    found = [_ROUNDING.get(name, (coarsest,))[0] for name in dtypes]
-    kind = device.split(":")[-2]
-    if kind == "TPU":
-        found.append(coarsest)
-    elif kind == "GPU" and _rounds_factors():
-        found.append(_ELEVEN_BITS)
-    return max(found, default=_ROUNDING["float32"][0])
-
-
-def _rounds_factors() -> bool:
-    return tf.config.experimental.tensor_float_32_execution_enabled()
-
-
-def as_array(tensor: Any) -> np.ndarray:
-    """The numbers of a tensor, dense, in double precision."""
-    tensor = tf.convert_to_tensor(tensor)  # of slices, too
-    if tensor.dtype == tf.string:
-        return np.asarray(tensor.numpy())
-    wide = "complex128" if tensor.dtype.is_complex else "float64"
-    return np.asarray(tensor.numpy()).astype(wide)
-
-
-def largest(tensor: Any) -> float:
-    """The largest absolute value of a tensor; NaN if one is."""
-    array = as_array(tensor)
-    return float(np.max(np.abs(array))) if array.size else 0.0
-
-
-def are_finite(tensors: Iterable[Any]) -> bool:
-    """Whether all numbers of some tensors are; None are skipped."""
-    return all(math.isfinite(largest(t)) for t in tensors if t is not None)
-
-
-def of_outputs(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """How far tensors are apart, as a share of the largest of each."""
-    return _worst(found, expected, _of_largest)
-
-
-def of_gradients(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """How far gradients are apart, as a share of the sum of each."""
-    return _worst(found, expected, _of_sum)
-
-
-def without_tiny(compared: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Without gradients of weights that are zero but for rounding.
-
-    Each tuple begins with two gradients, of which either may be None.
-    """
-    sizes = [max(map(_size, pair[:2])) for pair in compared]
-    floor = _TINY * max(sizes, default=0.0)
-    return [
-        pair for pair, size in zip(compared, sizes) if size and not size < floor
-    ]
-
-
-def _size(gradient: Any) -> float:
-    return 0.0 if gradient is None else largest(gradient)
-
-
-def compared_dx(
-    found: Mapping[int, Any],
-    expected: Mapping[int, Any],
-    dy: Mapping[Any, Any],
-) -> tuple[list[Any], list[Any]]:
-    """Gradients by inputs, without those that are zero but for rounding.
-
-    All are by position; `dy` are those by outputs.
-    """
-    floor = _TINY_DX * max(map(largest, dy.values()), default=0.0)
-    places = [
-        i
-        for i in expected
-        if not max(largest(found[i]), largest(expected[i])) < floor
-    ]
-    return [found[i] for i in places], [expected[i] for i in places]
-
-
-def of_change(
-    found: Any, expected: Any, before: Any, scale: float = 0.0
-) -> float:
-    """How far a new value is from what it should be.
-
-    As a share of the largest change that it should have seen. Where that is
-    nothing but rounding, of that. `scale` is the largest of the numbers that it
-    was computed from: it may be zero but for their rounding.
-    """
-    name = tf.convert_to_tensor(before).dtype.name
-    found, expected, before = map(as_array, (found, expected, before))
-    if not expected.size or np.array_equal(found, expected, equal_nan=True):
-        return 0.0
-    if name not in _ROUNDING:
-        return math.inf  # integers are not rounded
-    limit, unit = _ROUNDING[name]
-    size = max(np.max(np.abs(expected)), scale)
-    rounding = _UNITS_IN_LAST_PLACE * unit * size
-    # So that a difference of mere rounding comes to `limit` at most.
-    change = max(np.max(np.abs(expected - before)), rounding / limit)
-    return _share(np.max(np.abs(found - expected)), change)
-
-
-def _worst(found: Sequence[Any], expected: Sequence[Any], of: Any) -> float:
-    worst = 0.0
-    for a, b in zip(found, expected, strict=True):
-        if a is None or b is None:
-            worst = max(worst, 0.0 if a is b else math.inf)
-            continue
-        a, b = as_array(a), as_array(b)
-        if a.shape != b.shape:
-            return math.inf
-        if a.dtype.kind == "O" or not np.array_equal(a, b, equal_nan=True):
-            worst = max(worst, of(a, b))
-    return worst
-
-
-def _of_largest(a: np.ndarray, b: np.ndarray) -> float:
-    if a.dtype.kind == "O":  # strings
-        return 0.0 if np.array_equal(a, b) else math.inf
-    a, b = _without_equal_infinities(a, b)
-    return _share(np.max(np.abs(a - b)), np.max(np.abs(b)))
-
-
-def _of_sum(a: np.ndarray, b: np.ndarray) -> float:
-    return _share(np.sum(np.abs(a - b)), np.sum(np.abs(b)))
-
-
-def _without_equal_infinities(
-    a: np.ndarray, b: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """What is not finite alike, as a mask of -inf, differs by nothing."""
-    alike = ~np.isfinite(b) & ((a == b) | (np.isnan(a) & np.isnan(b)))
-    return np.where(alike, 0, a), np.where(alike, 0, b)
-
-
-def _share(part: float, whole: float) -> float:
-    """A difference as a share; infinity for what is not finite."""
-    if not math.isfinite(part):
-        return math.inf
-    return float(part / whole) if whole else math.inf

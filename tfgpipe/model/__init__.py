@@ -6,22 +6,14 @@
 from tfgpipe.model.description import print_cells
 from tfgpipe.model.gpipe import GPipe
 from tfgpipe.model.nonfinite import all_finite, examine
-from tfgpipe.model.rehearsal import (
-    ByLayers,
-    LayerPlace,
-    LayerRun,
-    LossRun,
-    Rehearsal,
-)
+from tfgpipe.model.rehearsal import HOST, Rehearsal, Section
 from tfgpipe.model.saving import load_model
 
 __all__ = [
-    "ByLayers",
+    "HOST",
     "GPipe",
-    "LayerPlace",
-    "LayerRun",
-    "LossRun",
     "Rehearsal",
+    "Section",
     "all_finite",
     "examine",
     "load_model",

@@ -1,8 +1,8 @@
 """Training steps that change nothing, and gradients told as they pass.
 
-Each section of the model is a cell of its own, on the devices of its cell, and
-the head is one after them: so what a layer gets and gives is what crosses from
-task to task.
+Each section of the model is a cell, on the devices of its cell or on the host,
+and the head is one after them: so what a layer gets and gives is what crosses
+from task to task.
 
     a step        cell 0: layers a, b        cell 1: layer c, loss
     by layers     a --> b -----------------> c --> loss
@@ -18,7 +18,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -26,169 +26,85 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell
+from tfgpipe.cells import Cell, CellTasks
 from tfgpipe.checks import checked_counts
 from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
-from tfgpipe.graphs import (
-    Part,
-    TracedModel,
-    by_reference,
-    in_turn,
-    is_continuous,
-    tensors,
-)
-from tfgpipe.loss import Head, Objective
+from tfgpipe.graphs import Part, TracedModel, in_turn, tensors
+from tfgpipe.loss import Objective
 from tfgpipe.model.build import Built
 from tfgpipe.model.step import TrainingSteps, mini_batch_of, pipeline_of
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 
-
-class LayerRun(NamedTuple):
-    """A layer on one micro-batch, on its device.
-
-    Attributes:
-        taken: Values of `LayerPlace.taken`, as they came there.
-        given: Those of `LayerPlace.given`.
-    """
-
-    taken: list[Any]
-    given: list[Any]
+HOST = "/device:CPU:0"
 
 
-class LossRun(NamedTuple):
-    """Where the backward pass of a mini-batch starts.
+class Section(NamedTuple):
+    """A section of the model, mostly a layer, as it ran.
+
+    Values are those that a rehearsal was asked for, by micro-batch.
 
     Attributes:
-        outputs: What the model hands out, flat, of all rows.
-        losses: By micro-batch, what layers add to the loss, numbers.
-        dlosses: The gradients by these, or None.
-        dy: By micro-batch the gradients by what is handed out, or None.
-    """
-
-    outputs: list[Any]
-    losses: list[list[Any]]
-    dlosses: list[list[Any]]
-    dy: list[list[Any]]
-
-
-class Rehearsal(NamedTuple):
-    """What a step has come to.
-
-    Attributes:
-        total: The loss, a scalar.
-        gradients: By each trainable weight, or None.
-        loss: Where the backward pass starts.
-        calls: For each layer, and the head at last, what was asked of its
-            calls, by micro-batch.
-    """
-
-    total: tf.Tensor
-    gradients: list[Any]
-    loss: LossRun
-    calls: list[list[Any]]
-
-
-class LayerPlace:
-    """A section of the model, mostly a layer, and where in the pipeline it is.
-
-    Attributes:
-        section: The section.
-        cell: A cell of nothing else.
-        part: What it has of the model's graph.
+        layer: The layer, or None.
+        depth: In how many layers it is.
         name: The layer with its cell and devices, in words.
-        taken: What it takes of others, forward and backward: tensors of the
-            model's graph.
-        given: What it gives to others.
-        outputs: What of that is of the forward pass, and no new value of a
-            variable.
-        variables: Those that it reads, and all others of its layer.
+        devices: Those of the cell, one a replica.
+        part: What it has of the model's graph.
+        takes: Of what came in.
+        gives: Of what went out, forward; without new variables.
+        gradients: Of the gradients by what came in.
     """
 
-    def __init__(
-        self,
-        section: Any,
-        words: str,
-        cell: Cell,
-        part: Part,
-        spots: set[tuple[int, int]],
-    ):
-        self.section, self.cell, self.part = section, cell, part
-        self._spots = spots
-        self._words = words
-        self.name = cell.describe(words)
-        self.taken = [*part.takes, *part.takes_back]
-        self.given = [*part.gives, *part.gives_back]
-        traced = part.traced
-        state = tensors([[t for _, t in traced.new_state], traced.moments])
-        kept = {t.ref() for t in [*state, *traced.assigned]}
-        self.outputs = [t for t in part.gives if t.ref() not in kept]
-        given = {t.ref(): v for v, t in traced.state}
-        read = [given[t.ref()] for t in part.takes if t.ref() in given]
-        own = [] if section.layer is None else section.layer.variables
-        found = [*own, *(use.variable for use in part.uses), *read]
-        self.variables = [*{id(v): v for v in found}.values()]
+    layer: keras.Layer | None
+    depth: int
+    name: str
+    devices: tuple[str, ...]
+    part: Part
+    takes: Sequence[Any]
+    gives: Sequence[Any]
+    gradients: Sequence[Any]
 
     @property
     def weights(self) -> list[keras.Variable]:
         """The trained variables that it reads."""
         return [use.variable for use in self.part.uses if use.is_trained]
 
-    def named_as(self, k: int, i: int) -> list[str]:
-        """Its name, if its operations are named so, see `Cell`."""
-        return [self.name] if (k, i) in self._spots else []
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables that it reads, and all others of its layer."""
+        taken = {t.ref() for t in self.part.takes}
+        state = self.part.traced.state
+        variables = [
+            *([] if self.layer is None else self.layer.variables),
+            *(use.variable for use in self.part.uses),
+            *(v for v, t in state if t.ref() in taken),
+        ]
+        return [*{id(v): v for v in variables}.values()]
 
-    def naming(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, errors say where in the pipeline they happened."""
-        return self.cell.naming(self._words)
 
-    def made(self, run: LayerRun, wanted: Sequence[Any]) -> list[Any]:
-        """Values of some of what it gives."""
-        values = by_reference(self.given, run.given)
-        return [values[t.ref()] for t in wanted]
-
-
-class ByLayers:
-    """Runs training steps, layer by layer, that change nothing.
-
-    `step` makes a graph of a mini-batch, and also returns the mini-batch and
-    the places; it is called within `nothing_eager`.
+class Rehearsal(NamedTuple):
+    """A training step, section by section, that changed nothing.
 
     Attributes:
-        batch: The mini-batch, as it was traced last.
-        places: Its layers in order, and the head at last.
+        total: The loss, a scalar.
+        gradients: By each trainable weight, or None.
+        start: Of the gradients by what the model hands out, by micro-batch.
+        seeds: By micro-batch, the states with which seeds began, by id.
+        sections: The layers in order, without the head.
+        batch: The mini-batch, as it was traced.
     """
 
-    def __init__(self, step: Callable, nothing_eager: Callable):
-        self._nothing_eager = nothing_eager
-        self.batch: Any = None
-        self.places: list[LayerPlace] = []
-
-        def run(data: Any) -> Rehearsal:
-            found: Rehearsal
-            found, self.batch, self.places = step(data)
-            return found
-
-        function = tf.function(run, autograph=False)
-        self._function = explained(
-            function, lambda: self.places, functools.partial(in_turn, True)
-        )
-
-    def __call__(self, data: Any) -> Rehearsal:
-        """Runs a mini-batch, which is as `train_step` takes it."""
-        with self._nothing_eager():
-            found: Rehearsal = self._function(data)
-        return found
+    total: tf.Tensor
+    gradients: list[tf.Tensor | tf.IndexedSlices | None]
+    start: Sequence[Any]
+    seeds: Sequence[Mapping[int, tf.Tensor]]
+    sections: Sequence[Section]
+    batch: MiniBatch
 
 
 class Rehearsals(TrainingSteps):
     """The part of `GPipe` whose steps are looked at."""
-
-    @property
-    def gradient_dtype(self) -> str | None:
-        """In which gradients are summed over micro-batches, see `GPipe`."""
-        return self._arguments.gradient_dtype
 
     def program(self, batch_size: int | None) -> Program:
         """What a training step runs on each device. Print it.
@@ -249,64 +165,99 @@ class Rehearsals(TrainingSteps):
         is_same = self.compiled and loss is internals.compiled_loss(self)
         return specs if is_same else None
 
-    def by_layers(
-        self, of_call: Callable[[LayerPlace, LayerRun], Any]
-    ) -> ByLayers:
-        """Runs training steps that change nothing.
-
-        `of_call` is asked of each call for a nest of tensors, while the step is
-        traced.
-        """
-        self.built_for("by_layers()")
-        step = functools.partial(self._by_layers, of_call)
-        return ByLayers(step, self.nothing_eager)
-
-    def _by_layers(
+    def rehearse(
         self,
-        of_call: Callable[[LayerPlace, LayerRun], Any],
         data: Any,
-    ) -> tuple[Rehearsal, MiniBatch, list[LayerPlace]]:
-        """A step by layers, and these."""
+        look: Callable[[list[tf.Tensor]], Any] = list,
+        on_host: bool = False,
+    ) -> Rehearsal:
+        """Runs a training step, section by section, that changes nothing.
+
+        Args:
+            data: A mini-batch, as `train_step` takes it.
+            look: Makes what is wanted of some tensors, while the step is
+                traced.
+            on_host: Whether all run on the host, not on their cells' devices.
+        """
+        traces: list[tuple[list[Section], MiniBatch]] = []
+
+        def run(data: Any) -> Any:
+            total, gradients, pipeline, batch = self._by_sections(data, on_host)
+            built, state = self.built_for("check()"), batch.traced.state
+            sections = _sections(built, batch, pipeline.tasks)
+            parts = [section.part for section in sections]
+            inside = {t.ref() for part in parts for t in part.gives_back}
+            start = [
+                t
+                for part in parts
+                for t in part.takes_back
+                if t.ref() not in inside
+            ]
+            traces.append((sections, batch))
+            by_micro_batch = pipeline.results.values
+
+            def looked(tensors: Sequence[tf.Tensor]) -> list[Any]:
+                return [look(_known(tensors, vs)) for vs in by_micro_batch]
+
+            values = [
+                [looked(s.takes), looked(s.gives), looked(s.gradients)]
+                for s in sections
+            ]
+            seeds = [
+                {
+                    id(v): values[t.ref()]
+                    for v, t in state
+                    if id(v) in batch.traced.draws
+                }
+                for values in by_micro_batch
+            ]
+            return values, total, gradients, looked(start), seeds
+
+        function = explained(
+            tf.function(run, autograph=False),
+            lambda: self.built_for("check()").cells,
+            functools.partial(in_turn, True),
+        )
+        with self.nothing_eager():
+            values, total, gradients, start, seeds = function(data)
+        sections, batch = traces[-1]
+        ran = [
+            section._replace(takes=takes, gives=gives, gradients=gradients)
+            for section, (takes, gives, gradients) in zip(sections, values)
+        ]
+        return Rehearsal(total, gradients, start, seeds, ran, batch)
+
+    def _by_sections(
+        self, data: Any, on_host: bool
+    ) -> tuple[tf.Tensor, list[Any], Pipeline, MiniBatch]:
+        """Traces a step whose cells are the sections of the model."""
         given, _ = self._unpack(data)
         x, *labels = given
         head, loss = self._loss_of(given, training=True)
-        watched: Any = _WatchedHead(head)
 
-        def begun(compiles: bool) -> tuple[Built, Any, Pipeline]:
-            built = self.built_for("by_layers()")
+        def begun(compiles: bool) -> tuple[MiniBatch, Pipeline]:
+            built = self.built_for("check()")
+            if on_host:
+                cells = tuple(map(_on_host, built.cells))
+                built = dataclasses.replace(built, cells=cells)
             batch = mini_batch_of(
                 built,
                 built.as_taken(x),
                 labels,
-                watched,
+                head,
                 True,
-                compiles,
+                compiles and not on_host,
                 cls=_BatchBySections,
             )
-            return built, batch, pipeline_of(built, batch, loss, None)
+            return batch, pipeline_of(built, batch, loss, None)
 
-        built, batch, run = self.compiled_if_possible(begun, self.run_eagerly)
+        batch, run = self.compiled_if_possible(begun, self.run_eagerly)
         run.forward()
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))
             total = loss.total(run)
-        pairs = self.gradients_of(run, loss)
-        places = _places(built, batch, run)
-
-        def call(place: LayerPlace, m: int, values: Any) -> Any:
-            device = batch.replicas.device(place.cell.index, m)
-            with tf.device(device):
-                taken = [received(values.get(t.ref())) for t in place.taken]
-            given = [values.get(t.ref()) for t in place.given]
-            return of_call(place, LayerRun(taken, given))
-
-        calls = [
-            [call(place, m, own) for m, own in enumerate(run.results.values)]
-            for place in places
-        ]
-        gradients = [d for d, _ in pairs]
-        start = watched.loss_run(run)
-        return Rehearsal(total, gradients, start, calls), batch, places
+        gradients = [d for d, _ in self.gradients_of(run, loss)]
+        return total, gradients, run, batch
 
     def telling_gradients(
         self, tell: Callable[[list[tuple[Any, keras.Variable]]], None]
@@ -352,12 +303,7 @@ class _BatchBySections(MiniBatch):
     """A mini-batch for which each section of the model is a cell.
 
     The graph is for any number of rows, where there are several micro-batches.
-
-    Attributes:
-        cells_before: The cell of each section in the model.
     """
-
-    cells_before: Sequence[int]
 
     def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
         """See `MiniBatch`."""
@@ -382,111 +328,56 @@ class _BatchBySections(MiniBatch):
         cells = [
             i + sum(k < own for k in empty) for i, own in enumerate(before)
         ]
-        self.cells_before = before
         return dataclasses.replace(traced, cells=cells)
 
 
-def _places(
-    built: Built, batch: _BatchBySections, run: Pipeline
-) -> list[LayerPlace]:
-    """Where each section is; cells of none have no place."""
+def _on_host(cell: Cell) -> Cell:
+    """Returns a cell like another one, on the host."""
+    return Cell(
+        cell.index,
+        cell.steps,
+        [HOST] * len(cell.devices),
+        cell.number,
+        head_parts=cell.head_parts,
+        shards=cell.shards,
+    )
+
+
+def _sections(
+    built: Built, batch: MiniBatch, tasks: Sequence[CellTasks]
+) -> list[Section]:
+    """Returns the sections, with tensors of the model's graph for values."""
     traced, model = batch.traced, built.source.model
     outer = () if model is None else (model,)
-    # By its cell, which layer of which cell of the model each one is.
-    spots: dict[int, tuple[int, int]] = {}
-    counts: collections.Counter[int] = collections.Counter()
-    found = zip(traced.sections, traced.cells, batch.cells_before)
-    for section, k, cell_before in found:
-        if section.operation is not None:
-            spots[k] = cell_before, counts[cell_before]
-            counts[cell_before] += 1
-    places = []
-    for section, k in zip(traced.sections, traced.cells):
+    state = tensors([[t for _, t in traced.new_state], traced.moments])
+    assigned = {t.ref() for t in [*state, *traced.assigned]}
+    sections = []
+    for section, k in [*zip(traced.sections, traced.cells)][:-1]:
+        part, cell = tasks[k].part, batch.cells[k]
+        if not part.forward:
+            continue
         # The model that the user gave is not said again for each layer.
         around = section.around
         if around[:1] == outer and len(around) > 1:
             around = around[1:]
-        words = section._replace(around=around).words
-        cell = batch.cells[k]
-        own = {spots[j] for j in cell.traced_as if j in spots}
-        places.append(LayerPlace(section, words, cell, run.tasks[k].part, own))
-    return places
-
-
-def received(tensor: Any) -> Any:
-    """A tensor as it comes to the current device."""
-    return None if tensor is None else tf.identity(tensor)
-
-
-class _WatchedHead:
-    """A head that notes the gradients by what it takes of the model.
-
-    It takes copies, whose gradients are those of the loss alone.
-    """
-
-    def __init__(self, head: Head):
-        self._head = head
-        self._dy: dict[int, tf.Tensor] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._head, name)
-
-    def __call__(self, y_pred: Any, labels: Any, is_split: bool) -> Any:
-        """See `Head`."""
-        self._dy = {}
-        copies: dict[int, Any] = {}
-
-        def copy(tensor: Any, i: int) -> Any:
-            if id(tensor) not in copies:
-                copies[id(tensor)] = self._copied(tensor, i)
-            return copies[id(tensor)]
-
-        flat = tree.flatten(y_pred)
-        found = [copy(t, i) for i, t in enumerate(flat)]
-        i = len(flat)
-        for place, tensor in enumerate(flat):
-            attached = internals.attached_to(tensor, is_split=False)
-            names = enumerate(attached, i)
-            hung = internals.constants_on(tensor)
-            hung.update({name: copy(attached[name], n) for n, name in names})
-            found[place] = internals.attach(found[place], hung)
-            i += len(attached)
-        nest = tree.pack_sequence_as(y_pred, found)
-        return self._head(nest, labels, is_split)
-
-    def _copied(self, tensor: Any, i: int) -> Any:
-        """A copy of what is handed out in place i."""
-        if not is_continuous(tensor):
-            return None if tensor is None else tf.identity(tensor)
-
-        def noted(d: tf.Tensor) -> tf.Tensor:
-            self._dy[i] = tf.identity(d)
-            return self._dy[i]
-
-        @tf.custom_gradient
-        def copied(tensor: tf.Tensor) -> Any:
-            return tf.identity(tensor), noted
-
-        return copied(tensor)
-
-    def loss_run(self, run: Pipeline) -> LossRun:
-        """Where the backward pass of a mini-batch has started."""
-        made = run.tasks[0].part.made
-        traced, num_head = made.traced, made.traced.num_head_losses
-        # Gradients of the mini-batch's loss come from outside, or from here.
-        dy = [
-            self._dy.get(i) if d is None else d for i, d in enumerate(made.dy)
-        ]
-
-        def by_micro_batch(wanted: Sequence[Any]) -> list[list[Any]]:
-            return [
-                [None if t is None else known.get(t.ref()) for t in wanted]
-                for known in run.results.values
-            ]
-
-        return LossRun(
-            run.results.joined(),
-            by_micro_batch(traced.losses[num_head:]),
-            by_micro_batch(made.dlosses[num_head:]),
-            by_micro_batch(dy),
+        sections.append(
+            Section(
+                section.layer,
+                len(around),
+                cell.describe(section._replace(around=around).words),
+                cell.devices,
+                part,
+                part.takes,
+                [t for t in part.gives if t.ref() not in assigned],
+                part.gives_back,
+            )
         )
+    return sections
+
+
+def _known(
+    tensors: Sequence[tf.Tensor], values: Mapping[Any, tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the values that there are of tensors, lists left out."""
+    known = [values.get(t.ref()) for t in tensors if t.dtype != tf.variant]
+    return [value for value in known if value is not None]

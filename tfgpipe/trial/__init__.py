@@ -4,16 +4,31 @@ Whether a layer treats a batch as it treats its parts cannot be read from what
 it is made of; it can be tried. `trial.py` tries each phase of a model once,
 `phase.py` one of them, unit by unit. `rows.py` has the rows, `units.py` what is
 tried one by one and what need not be, `tried_graph.py` runs it, `compare.py`
-tells what differs; `conditions.py` reads what the graph alone shows.
+tells what differs, `distance.py` how far; `conditions.py` reads what the graph
+alone shows.
 """
 
+from tfgpipe.trial.distance import (
+    TINY_INPUTS,
+    change_distance,
+    gradient_distance,
+    largest,
+    limit_of,
+    output_distance,
+)
 from tfgpipe.trial.trial import TRIALS, Trial, try_all
 from tfgpipe.trial.units import MIXES_ROWS, ROW_BY_ROW
 
 __all__ = [
     "MIXES_ROWS",
     "ROW_BY_ROW",
+    "TINY_INPUTS",
     "TRIALS",
     "Trial",
+    "change_distance",
+    "gradient_distance",
+    "largest",
+    "limit_of",
+    "output_distance",
     "try_all",
 ]

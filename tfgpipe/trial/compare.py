@@ -19,6 +19,12 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.graphs import as_tensor, gradient_sums, is_continuous
+from tfgpipe.trial.distance import (
+    CANCELLED,
+    distance,
+    largest,
+    rounding_of,
+)
 from tfgpipe.trial.rows import NONE, UNCLEAR, row_axis
 
 _ONE = "pass num_micro_batches=1"
@@ -26,15 +32,6 @@ _ONE = "pass num_micro_batches=1"
 _REGULARIZER = (
     "Keras divides what an `activity_regularizer` returns, which must be a sum"
 )
-
-# Of the largest number, by bytes.
-_ROUNDING = {1: 1e-1, 2: 3e-2, 4: 2e-4, 8: 1e-8}
-
-# From 1 to the next number, by bytes: by so much each sum may be rounded.
-_EPSILON = {1: 2**-3, 2: 2**-7, 4: 2**-23, 8: 2**-52}
-
-# Of the largest number that is taken.
-_CANCELLED = {1: 1e-1, 2: 3e-2, 4: 1e-5, 8: 2e-14}
 
 
 class Outcome(NamedTuple):
@@ -73,50 +70,6 @@ class Outcome(NamedTuple):
         return self.num_rows / self.total
 
 
-def distance(
-    a: Any,
-    b: Any,
-    size: float = 0.0,
-    noise: float = 0.0,
-    num_bytes: int = 8,
-    num_terms: int = 1,
-) -> float:
-    """How far two tensors are apart, as a share of the largest number of `a`.
-
-    Not a number equals itself; tensors of other shapes, and one beside None,
-    are infinitely far apart. The share is one of `size` at least; what differs
-    by no more than `noise`, or by the rounding of `num_bytes` in sums of
-    `num_terms` that are added one after the other, is 0 apart.
-    """
-    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
-        return 0.0 if a is b else float("inf")
-    if 0 in a.shape or not is_continuous(a):
-        return float(tf.reduce_any(a != b))
-    if tf.reduce_all(a == b):  # as nearly always: two operations, not twenty
-        return 0.0
-    both_odd = (a == b) | ((a != a) & (b != b))
-    wide = tf.complex128 if a.dtype.is_complex else tf.float64
-    num_bytes = min(a.dtype.real_dtype.size, num_bytes)
-    # Of each sum so far a share is lost, now up and now down.
-    lost = _EPSILON[num_bytes] * math.sqrt(num_terms)
-    limit = max(_ROUNDING[num_bytes], lost)
-    a, b = tf.cast(a, wide), tf.cast(b, wide)
-    size = tf.maximum(largest(a), tf.cast(size, tf.float64))
-    apart = tf.reduce_max(
-        tf.where(both_odd, tf.cast(0, tf.float64), abs(a - b))
-    )
-    if size == 0 or not tf.math.is_finite(apart):
-        return float("inf") if apart != 0 else 0.0
-    found = float(apart / size)
-    return found if found > limit and apart > noise else 0.0
-
-
-def largest(tensor: Any) -> Any:
-    """The largest finite number, in float64."""
-    wide = tf.cast(abs(tensor), tf.float64)
-    return tf.reduce_max(tf.where(tf.math.is_finite(wide), wide, 0))
-
-
 def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
     """How far outputs are apart."""
     runs = whole, *parts
@@ -150,7 +103,7 @@ def of_indices(whole: Any, parts: Sequence[Any]) -> tuple[bool, bool]:
 
 def _rounding(tensor: Any) -> float:
     """By how much numbers of this size may be off."""
-    return float(largest(tensor)) * _CANCELLED[tensor.dtype.real_dtype.size]
+    return largest(tensor) * CANCELLED[tensor.dtype.real_dtype.size]
 
 
 def _rows_distance(
@@ -250,7 +203,10 @@ def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
 
 
 def of_state(
-    variable: keras.Variable, whole: tf.Tensor, parts: Sequence[Outcome]
+    variable: keras.Variable,
+    whole: tf.Tensor,
+    inputs: Sequence[tf.Tensor],
+    parts: Sequence[Outcome],
 ) -> Iterator[str]:
     """What to say of state that differs."""
     found = [own.state.get(id(variable), (None, None))[1] for own in parts]
@@ -259,7 +215,9 @@ def of_state(
         apart = float("inf")
     else:
         expected = by_rows(found, parts) if is_mean else found[0]
-        apart = distance(whole, expected, num_bytes=parts[0].num_bytes)
+        noise = rounding_of(inputs)  # of means that are zero but for it
+        num_bytes = parts[0].num_bytes
+        apart = distance(whole, expected, noise=noise, num_bytes=num_bytes)
     if not apart:
         return
     what, of = (
@@ -322,7 +280,7 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
     counts = [own.num_rows for own in (whole, *parts)]
     # Those that are given are around 1: what cancels leaves their rounding.
     most = {"num_bytes": whole.num_bytes}
-    noise = _CANCELLED[whole.num_bytes] / 10
+    noise = CANCELLED[whole.num_bytes] / 10
     distances = [
         _input_distance(counts, *map(as_tensor, own), noise=noise, **most)
         for own in columns
@@ -338,7 +296,7 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
     # What cancels, as that of an attention's keys, is little but rounding: the
     # parts, and the gradients of other weights, show what was added up.
     sizes = {
-        key: max(_size(own.dw[key][1]) for own in (whole, *parts))
+        key: max(largest(own.dw[key][1]) for own in (whole, *parts))
         for key in whole.dw
     }
     least = 1e-2 * max(sizes.values(), default=0.0)
@@ -362,11 +320,6 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
                 f"{_ONE}."
             )
             return
-
-
-def _size(gradient: Any) -> float:
-    """The largest number of a gradient; 0 for None."""
-    return 0.0 if gradient is None else float(largest(as_tensor(gradient)))
 
 
 def _num_places(made: Outcome) -> int:

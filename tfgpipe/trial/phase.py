@@ -26,6 +26,7 @@ from tfgpipe.graphs import TracedModel, is_continuous
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.conditions import conditions_of_rows
+from tfgpipe.trial.distance import distance
 from tfgpipe.trial.tried_graph import State, TriedGraph, Values
 from tfgpipe.trial.units import Unit, Units, is_data
 
@@ -205,7 +206,7 @@ class Phase:
             unlike = [
                 unit
                 for unit, a, b in pairs
-                if a is None or compare.distance(a, b, num_bytes=least)
+                if a is None or distance(a, b, num_bytes=least)
             ]
         except Exception:  # of rows that it cannot take
             return None
@@ -434,9 +435,7 @@ class _Run:
         own = [t for t in unit.gives if is_data(t)]
         again = self._graph.run(own, self._values(0))
         made = self._made[0]
-        return not any(
-            compare.distance(made[t.ref()], again[t.ref()]) for t in own
-        )
+        return not any(distance(made[t.ref()], again[t.ref()]) for t in own)
 
     def _inner_name(self, unit: Unit) -> str:
         """The name of what inside a unit is the first that differs."""
@@ -474,11 +473,13 @@ class _Run:
         for variable, tensor in self._new:
             key = id(variable)
             made = [own.state[key][1] for own in (whole, *parts)]
-            if any(compare.distance(made[0], own) for own in made[1:]):
+            if any(distance(made[0], own) for own in made[1:]):
                 self._phase.varying.add(key)
             if units.of(tensor) is not unit or key in self._phase.metrics:
                 continue
-            for text in compare.of_state(variable, made[0], parts):
+            for text in compare.of_state(
+                variable, made[0], whole.inputs, parts
+            ):
                 self._phase.say(i, f"state {key}", text)
         for metric in self._phase.all_metrics:
             own = {id(v) for v in metric.variables}
@@ -523,14 +524,14 @@ class _Run:
                 [*graph.run(gives, {**values, **own}).values()]
                 for own in ({}, {}, others)
             )
-            if any(map(compare.distance, one, again)):
+            if any(map(distance, one, again)):
                 phase.errors[i] = "it draws by other means than a seed"
                 continue
             phase.tried.add(i)
             for t, *pair in zip(gives, one, other):
                 sizes = [tuple(own[t.ref()].shape) for own in self._fed]
                 a, b = (rows.part_of(v, sizes, self._parts, 1) for v in pair)
-                if apart := compare.distance(a, b, num_bytes=unit.num_bytes):
+                if apart := distance(a, b, num_bytes=unit.num_bytes):
                     phase.mixes(i, apart)
 
     def _with_first_rows(self, ref: Any) -> Any:
@@ -586,7 +587,7 @@ class _Run:
                 ]
                 for p, start in enumerate(starts)
             )
-            if compare.distance(whole, one + other):
+            if distance(whole, one + other):
                 i = graph.units.found.index(unit)
                 text = compare.of_replicas(variable.name)
                 self._phase.say(i, f"replicas {id(variable)}", text)
@@ -661,7 +662,7 @@ class _Run:
             rows.part_of(values[0], sizes, self._parts, place)
             for place in range(3)
         ]
-        if any(compare.distance(*own) for own in zip(values, expected)):
+        if any(distance(*own) for own in zip(values, expected)):
             return [tf.zeros_like(t) for t in values]
         return [
             rows.cotangent(number, values, self._parts, place)
