@@ -42,26 +42,6 @@ def test_square_is_filled_and_the_rest_is_kept(size):
             assert len(filled) == size or is_cut_off
 
 
-def test_every_pixel_is_as_likely_the_centre():
-    found = cut(IMAGES, size=1).numpy()
-    rows, columns = (found == 0).all(axis=-1).any(0).nonzero()
-    assert len(rows) == 6 * 5
-    counts = (found == 0).all(axis=-1).sum(0)
-    assert counts.sum() == 400
-    assert counts.max() < 400 / 30 + 5 * np.sqrt(400 / 30)
-    assert set(columns) == set(range(5))
-
-
-def test_size_zero_changes_nothing():
-    np.testing.assert_array_equal(cut(IMAGES, size=0), IMAGES)
-
-
-def test_square_takes_the_value_asked_for():
-    found = cut(IMAGES.astype("float32"), fill=-0.5).numpy()
-    assert (found[found != IMAGES] == -0.5).all()
-    assert (found == -0.5).any()
-
-
 @pytest.mark.parametrize("change", [flipped, cut])
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
 def test_change_follows_from_the_seed_and_keeps_the_dtype(change, dtype):
@@ -71,15 +51,6 @@ def test_change_follows_from_the_seed_and_keeps_the_dtype(change, dtype):
     np.testing.assert_array_equal(found, change(images, seed=(3, 4)))
     for other in ((3, 5), (4, 4)):
         assert (found.numpy() != change(images, seed=other).numpy()).any()
-
-
-def test_flip_tells_nothing_about_the_square():
-    is_flipped = (flipped(IMAGES).numpy() != IMAGES).any(axis=(1, 2, 3))
-    holes = (cut(IMAGES, size=1).numpy() == 0).all(axis=-1)
-    row, column = (holes.any(axis=axis).argmax(axis=1) for axis in (2, 1))
-    for draw in (row, column):
-        assert abs(np.corrcoef(is_flipped, draw)[0, 1]) < 0.25
-    assert abs(np.corrcoef(row, column)[0, 1]) < 0.25
 
 
 def test_functions_run_in_tf_data_with_a_seed_a_step():
@@ -92,8 +63,3 @@ def test_functions_run_in_tf_data_with_a_seed_a_step():
     assert first.shape == second.shape == (8, 6, 5, 3)
     assert (first.numpy() != second.numpy()).any()
     np.testing.assert_array_equal(second, augment(1, IMAGES[:8]))
-
-
-def test_negative_size_is_an_error():
-    with pytest.raises(ValueError, match="size=-1"):
-        cut(IMAGES, size=-1)

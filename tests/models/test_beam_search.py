@@ -139,23 +139,6 @@ def test_narrow_beam_follows_the_description(size, exponent):
     assert_found(found, lambda source: beam(source, size, exponent))
 
 
-def test_beam_of_one_takes_the_most_probable_token_each_time():
-    found = searcher(1, 3.0)(SOURCES)
-    for source, ids in zip(SOURCES, found.ids, strict=True):
-        tokens = ()
-        while not is_whole(tokens):
-            after = log_probs(source, [tokens])[0]
-            tokens = (*tokens, 1 + int(np.argmax(after[1:])))
-        assert ids.tolist() == padded(tokens)
-
-
-def test_model_of_these_tests_tells_searches_apart():
-    cases = [(1, 3.0), (2, 0.0), (4**LENGTH, 3.0)]
-    ids = [searcher(*case)(SOURCES).ids for case in cases]
-    assert len({found.tobytes() for found in ids}) == len(cases)
-    assert len({(row > 0).sum() for found in ids for row in found}) > 1
-
-
 def test_sentence_is_translated_alike_alone_and_without_padding():
     together = searcher(2, 0.0)(SOURCES)
     for i, length in enumerate([3, 4, 1]):
@@ -226,16 +209,3 @@ def test_loops_send_outputs_of_cells_and_log_probabilities_alone():
 def test_bad_argument_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         BeamSearch(exact_model(), **{**IDS, **arguments})
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_layers_of_something_else_are_an_error(count):
-    layers = [keras.layers.Dense(3) for _ in range(count)]
-    with pytest.raises(ValueError, match=r"translation\.translation"):
-        BeamSearch(layers, **IDS)
-
-
-@pytest.mark.parametrize("ids", [[3, 4], [[3.0]], [[]]])
-def test_sources_that_are_no_batch_of_ids_are_an_error(ids):
-    with pytest.raises(ValueError, match="`source_ids` must be integers"):
-        searcher(1, 3.0)(ids)

@@ -5,7 +5,6 @@ import itertools
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import ops
 
 from models.losses import SmoothedCrossentropy
@@ -54,21 +53,6 @@ def test_default_is_the_mean_over_what_is_not_padding():
     np.testing.assert_allclose(loss(labels, logits, weights), expected)
 
 
-@pytest.mark.usefixtures("float64")
-def test_gradient_is_softmax_less_the_smoothed_label():
-    labels, logits, _ = batch(4)
-    logits = tf.constant(logits)
-    with tf.GradientTape() as tape:
-        tape.watch(logits)
-        loss = SmoothedCrossentropy(0.2, reduction="sum")(labels, logits)
-    smoothed = 0.8 * np.eye(CLASSES)[labels] + 0.2 / CLASSES
-    np.testing.assert_allclose(
-        tape.gradient(loss, logits),
-        ops.softmax(logits) - smoothed,
-        atol=1e-12,
-    )
-
-
 def test_logits_of_bfloat16_are_compared_in_float32():
     labels, logits, _ = batch(4, 3)
     logits = ops.cast(logits, "bfloat16")
@@ -78,27 +62,5 @@ def test_logits_of_bfloat16_are_compared_in_float32():
     np.testing.assert_array_equal(found, expected)
 
 
-def test_large_logits_stay_finite():
-    logits = np.array([[1e4, -1e4, 0.0]])
-    loss = SmoothedCrossentropy(0.1)
-    assert np.isfinite(loss(np.array([1]), logits))
-
-
 def test_loss_says_that_it_adds_up_rows():
     assert SmoothedCrossentropy.is_row_wise is True
-
-
-def test_loss_comes_back_from_its_config():
-    loss = SmoothedCrossentropy(0.3, reduction="sum", name="a")
-    config = keras.saving.serialize_keras_object(loss)
-    copy = keras.saving.deserialize_keras_object(config)
-    assert isinstance(copy, SmoothedCrossentropy)
-    assert copy.get_config() == loss.get_config()
-    labels, logits, _ = batch(4)
-    assert float(copy(labels, logits)) == float(loss(labels, logits))
-
-
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
-def test_smoothing_out_of_range_is_an_error(smoothing):
-    with pytest.raises(ValueError, match="label_smoothing="):
-        SmoothedCrossentropy(smoothing)

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from crossing import loop_numbers, partitions, reached
+from crossing import loop_numbers
 from stacks import VOCABULARY, build, call, tiny, tokens
 
 import tfgpipe
@@ -43,13 +43,6 @@ def test_greedy_tokens_are_those_of_the_whole_sequence_without_a_cache():
     np.testing.assert_array_equal(found, ids)
     assert found.dtype == np.int32
     assert len({tuple(row) for row in ids[:, 4:]}) > 1
-
-
-def test_one_candidate_is_greedy():
-    layers = model()
-    greedy = sampling.generate(layers, tokens(), 8, temperature=0.0)
-    found = sampling.generate(layers, tokens(), 8, temperature=2.0, top_k=1)
-    np.testing.assert_array_equal(found, greedy)
 
 
 def test_tokens_follow_from_the_seed():
@@ -98,12 +91,6 @@ def test_one_generator_draws_for_row_after_row(num_groups, monkeypatch):
     np.testing.assert_array_equal(found[:, 3:], expected)
 
 
-def test_no_tokens_return_the_prompt():
-    np.testing.assert_array_equal(
-        sampling.generate(model(), tokens(), 0), tokens()
-    )
-
-
 def pipeline_of(layers, k):
     inputs = keras.Input((16,), dtype="int32")
     devices = [f"CPU:{index}" for index in range(2, 2 + k)]
@@ -135,26 +122,6 @@ def test_loops_send_outputs_of_cells_alone():
     layers = pipeline_of(model(num_layers=3), 2).layers
     found = loop_numbers(lambda: sampling.generate(layers, tokens(), 6))
     assert found == ["AddV2"] * 2  # of two groups
-
-
-def test_loops_do_not_wait_for_each_other(monkeypatch):
-    in_groups(monkeypatch, 2)
-    layers, seen = model(), set()
-    for nodes in partitions(lambda: sampling.generate(layers, tokens(), 6)):
-        loops = {}
-        for name in nodes:
-            loop, _, rest = name.partition("/")
-            if rest and loop.startswith("while"):
-                loops.setdefault(loop, []).append(name)
-        for loop, inside in loops.items():
-            before = {
-                name.partition("/")[0]
-                for name in reached(nodes, inside)
-                if nodes[name].op != "Const"  # which they have in common
-            }
-            assert before & loops.keys() == {loop}
-        seen |= loops.keys()
-    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(

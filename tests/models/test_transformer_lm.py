@@ -57,21 +57,6 @@ def test_parameters_of_table_1_are_the_papers_to_its_last_digit(
     assert f"{found / unit:.1f}" == paper[:-1]
 
 
-def test_parameters_follow_the_formula_of_the_module(table_1_sizes):
-    d, f, a, vocabulary = 2048, 8192, 2048, 32_000
-    block = 4 * d * a + 3 * a + d + 2 * d * f + f + d + 4 * d
-    ends = 2 * vocabulary * d + vocabulary + 2 * d
-    assert sum(table_1_sizes) == 3 * block + ends == 282_182_912
-
-
-def test_heads_may_have_another_size():
-    layers = tiny(head_dim=5)
-    build(layers, (None, 6))
-    d, f, a = 8, 16, 2 * 5
-    block = 4 * d * a + 3 * a + d + 2 * d * f + f + d + 4 * d
-    assert count(layers[1].weights) == block
-
-
 # ------------------------------------------------------------- what it does
 def test_position_sees_nothing_that_comes_later():
     layers = tiny()
@@ -90,30 +75,6 @@ def test_length_of_sequences_need_not_be_known():
     np.testing.assert_allclose(
         model(ids)[:, :3], model(ids[:, :3]), rtol=1e-5, atol=1e-6
     )
-
-
-def test_feed_forward_begins_smaller_in_deeper_models():
-    def largest(layers):
-        build(layers, (None, 6))
-        return np.abs(layers[1].feed_forward.wide.kernel.numpy()).max()
-
-    keras.utils.set_random_seed(1)
-    shallow = largest(tiny(num_layers=1))
-    keras.utils.set_random_seed(1)
-    deep = largest(tiny(num_layers=5))
-    keras.utils.set_random_seed(1)
-    chosen = largest(tiny(num_layers=5, feed_forward_scale=0.5))
-    assert np.isclose(deep, shallow / 5)
-    assert np.isclose(chosen, shallow / 2)
-
-
-def test_arguments_reach_the_layers():
-    embedding, *blocks, logits = tiny(dropout=0.3, logit_limit=4.0)
-    assert embedding.drop.rate == 0.3
-    for block in blocks:
-        assert block.attention.drop.rate == 0.3
-        assert block.feed_forward.drop.rate == 0.3
-    assert logits.limit == 4.0
 
 
 def test_saved_model_predicts_the_same(tmp_path):
@@ -151,11 +112,6 @@ def test_bad_arguments_give_one_error_that_names_all():
         "feed_forward_scale=-1.0",
     ):
         assert received in str(error.value)
-
-
-def test_heads_that_do_not_divide_the_model_are_an_error_with_the_cure():
-    with pytest.raises(ValueError, match="Pass `head_dim`"):
-        transformer_lm.transformer_lm(1, 8, 16, 3, 9, max_length=4)
 
 
 # ---------------------------------------------------------------- a pipeline

@@ -74,27 +74,7 @@ def test_parameters_of_section_5_models_are_near_the_papers(
     assert abs(expected / paper - 1) < 0.05
 
 
-def test_parameters_follow_the_formula():
-    d, f, a, vocabulary = 1024, 8192, 16 * 64, 64_000
-    attention = 4 * d * a + 3 * a + d + 2 * d
-    dense = 2 * d * f + f + d + 2 * d
-    layers = 6 * (3 * attention + 2 * dense)
-    ends = 2 * d * vocabulary + vocabulary + 2 * 2 * d
-    assert parameters(6, 8192, 16) == layers + ends
-
-
 # ------------------------------------------------------------- what it does
-def test_layers_are_one_flat_sequence():
-    names = [layer.name for layer in tiny()]
-    assert names == [
-        "embedding",
-        "encoder_1",
-        "encoder_2",
-        "encoder_norm",
-        "decoder_1",
-        "decoder_2",
-        "logits",
-    ]
 
 
 def test_boundary_has_masks_that_tell_padding():
@@ -110,14 +90,6 @@ def test_boundary_has_masks_that_tell_padding():
         ]
         np.testing.assert_array_equal(x[1], source > 0)
         np.testing.assert_array_equal(x[3], target > 0)
-
-
-def test_source_and_target_share_a_table():
-    source, *_ = pairs()
-    first = tiny()[0]
-    encoder, _, decoder, _ = first((source, source))
-    np.testing.assert_array_equal(encoder, decoder)
-    assert len(first.weights) == 1
 
 
 @pytest.mark.usefixtures("float64")
@@ -151,26 +123,6 @@ def test_target_position_sees_the_source_and_nothing_later():
     assert (np.abs(later - logits)[:, 2:].max(axis=-1) > 1e-6).all()
     other = np.asarray(call(layers, (changed(source, 4), target)))
     assert (np.abs(other - logits).max(axis=-1) > 1e-6).all()
-
-
-def test_encoder_sees_all_of_the_source():
-    layers = tiny()
-    source, target = padded([5] * 3, 5, 0), padded([4] * 3, 4, 1)
-    encoded = call(layers[:4], (source, target))[0]
-    other = call(layers[:4], (changed(source, 4), target))[0]
-    assert (np.abs(other - encoded)[:, 0].max(axis=-1) > 1e-6).all()
-
-
-def test_arguments_reach_the_layers():
-    layers = tiny(dropout=0.3, logit_limit=4.0)
-    assert layers[0].tokens.drop.rate == 0.3
-    for layer in (*layers[1:3], *layers[4:6]):
-        assert layer.attention.drop.rate == 0.3
-        assert layer.feed_forward.drop.rate == 0.3
-        assert layer.feed_forward.scale == 1 / 2
-    assert layers[4].cross_attention.drop.rate == 0.3
-    assert layers[-1].logits.limit == 4.0
-    assert tiny(feed_forward_scale=0.7)[1].feed_forward.scale == 0.7
 
 
 def test_saved_model_predicts_the_same(tmp_path):
@@ -244,27 +196,4 @@ def test_pipeline_predicts_what_a_loop_of_layers_does(policy):
         keras.ops.cast(expected, "float32"),
         rtol=tolerance,
         atol=tolerance,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_pipeline_trains_alike_with_any_number_of_cells(policy, tmp_path):
-    keras.config.set_dtype_policy(policy)
-    path = str(tmp_path / "model.keras")
-    made = []
-
-    def make(layers):
-        made.append(two_cells(layers))
-        return made[0]
-
-    two = train(make, dropout=0.2)
-    one = train(lambda layers: tfgpipe.GPipe(layers, 1, 2), dropout=0.2)
-    for a, b in zip(two[1], one[1], strict=True):
-        np.testing.assert_array_equal(a, b)
-    made[0].save(path)
-    loaded = tfgpipe.load_model(path)
-    x = pairs()[:2]
-    np.testing.assert_array_equal(
-        loaded.predict(x, verbose=0), made[0].predict(x, verbose=0)
     )

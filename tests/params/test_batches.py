@@ -1,11 +1,9 @@
 """Mini-batches: every example once an epoch, in an order of its own."""
 
-import doctest
 import itertools
 
 import numpy as np
 
-from params import batches as batches_lib
 from params.batches import batches
 
 
@@ -31,17 +29,9 @@ def test_batches_of_a_later_start_are_those_of_the_whole_run():
     assert taken(first_step=4) == taken(first_step=0)[4:]
 
 
-def test_batches_depend_on_the_seed():
-    assert taken(0, seed=1) != taken(0, seed=2)
-
-
 def test_batches_of_one_size_have_a_static_shape():
     x = np.arange(8)
     made = batches(x, x, 4, seed=0, first_step=0, num_steps=2)
     assert made.element_spec[0].shape == (4,)
     ragged = batches(x, x, 3, seed=0, first_step=0, num_steps=2)
     assert ragged.element_spec[0].shape == (None,)
-
-
-def test_example_in_the_docstring_runs():
-    assert doctest.testmod(batches_lib).failed == 0

@@ -41,16 +41,6 @@ def test_epoch_without_temperature_has_every_example_once(number):
     assert buckets.num_examples == 200
 
 
-def test_there_is_one_shape_a_bucket():
-    batches = make().epoch(0, 0)
-    shapes = {(*batch.widths, len(batch.rows)) for batch in batches}
-    assert shapes == {(4, 8), (8, 4), (16, 2)}
-    for batch in batches:
-        (width,) = batch.widths
-        assert LENGTHS[batch.rows].max() <= width
-        assert LENGTHS[batch.rows].min() > width // 2 or width == 4
-
-
 def test_example_goes_into_the_first_bucket_that_holds_all_parts():
     lengths = np.array([(4, 4), (5, 4), (4, 5), (8, 8), (9, 1), (1, 9)])
     widths = ((4, 4), (8, 4), (8, 8), (16, 8))
@@ -85,17 +75,6 @@ def test_every_epoch_has_as_many_batches():
     assert counts == {buckets.num_batches}
 
 
-def test_epoch_follows_from_seed_and_number():
-    def rows(*key):
-        return [batch.rows.tolist() for batch in make().epoch(*key)]
-
-    assert rows(1, 2) == rows(1, 2)
-    assert rows(1, 2) != rows(2, 2)
-    assert rows(1, 2) != rows(1, 3)
-    widths = [batch.widths for batch in make().epoch(1, 2)]
-    assert widths != sorted(widths)  # short ones do not come first
-
-
 def test_temperature_gives_languages_their_shares():
     found = counted(make(temperature=5.0).epoch(0, 0))
     drawn = np.zeros(3)
@@ -103,29 +82,6 @@ def test_temperature_gives_languages_their_shares():
         drawn[LANGUAGES[row]] += count
     expected = 200 * language_shares(SIZES, 5.0)
     np.testing.assert_allclose(drawn, expected, rtol=0.15)
-
-
-def test_what_is_drawn_more_than_once_is_drawn_equally_often():
-    found = counted(make(temperature=5.0).epoch(0, 0))
-    for bucket in range(3):
-        rare = (LANGUAGES == 2) & (
-            np.searchsorted((4, 8, 16), LENGTHS) == bucket
-        )
-        counts = [found[int(row)] for row in np.nonzero(rare)[0]]
-        assert not counts or max(counts) - min(counts) <= 1
-        assert not counts or max(counts) > 1
-
-
-def test_rare_draws_of_a_large_language_change_from_epoch_to_epoch():
-    buckets = make(temperature=5.0)
-    first, second = (counted(buckets.epoch(0, number)) for number in (0, 1))
-    assert set(first) != set(second)
-
-
-def test_epoch_size_is_about_that():
-    buckets = make(temperature=5.0, epoch_size=60)
-    assert 55 <= buckets.num_examples <= 65
-    assert sum(counted(buckets.epoch(0, 0)).values()) == buckets.num_examples
 
 
 def test_longer_examples_are_left_out():

@@ -1,11 +1,9 @@
 """Images: classes and examples that are kept, and how they are varied."""
 
-import doctest
-
 import numpy as np
 import pytest
 
-from params import datasets, images
+from params import datasets
 from params.datasets import ImageDataset
 from params.images import Images
 
@@ -37,17 +35,6 @@ def test_classes_are_kept_and_numbered_anew(noise):
         np.testing.assert_array_equal(x[y == 1], all_x[all_y == 1])
         assert set(y.tolist()) == {0, 1}
         assert y.dtype == np.int32
-
-
-def test_few_examples_of_each_class_are_drawn(noise):
-    given = {"classes": (3, 1), "per_class": 5}
-    data = Images("noise", **given).source().data
-    assert np.bincount(data.y_train).tolist() == [5, 5]
-    assert len(data.x_test) == 10
-    again = Images("noise", **given).source().data
-    np.testing.assert_array_equal(data.x_train, again.x_train)
-    other = Images("noise", **given, subset_seed=1).source().data
-    assert (data.x_train != other.x_train).any()
 
 
 def test_flip_mirrors_some_images(noise):
@@ -94,7 +81,3 @@ def test_test_images_are_not_varied(noise):
 def test_bad_arguments_are_an_error(given, message):
     with pytest.raises(ValueError, match=message):
         Images(**{"name": "noise", **given}).source()
-
-
-def test_example_in_the_docstring_runs():
-    assert doctest.testmod(images).failed == 0

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 import texts
 
-from params import ragged, text_files
+from params import text_files
 from params.buckets import Batch
 from params.pairs import Pairs, arrays
 from params.ragged import Ragged
 from params.task import Translation
-from params.text_files import Pair
 from params.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 SETTINGS = {"vocab_size": 320, "widths": (16, 32, 64)}
@@ -68,15 +67,6 @@ def test_parts_are_split_by_english_string():
     assert total == sum(texts.SIZES.values())
 
 
-def test_languages_come_by_size():
-    source = make()
-    assert source.languages == ("aa", "bb", "cc")
-    assert list(source.sizes.values()) == sorted(
-        source.sizes.values(), reverse=True
-    )
-    assert make(languages=("bb",)).languages == ("bb",)
-
-
 def test_epoch_has_every_training_pair_once():
     source = make(widths=(16, 64, 256))
     found = [
@@ -97,23 +87,6 @@ def test_model_reads_language_tokens_and_the_end():
     assert ids[-1] == EOS_ID
     assert len(row) == source.max_length == 64
     assert source.decode([ids]) == ["kalo"]
-
-
-def test_source_token_can_be_left_out():
-    source = make(source_token=False)
-    (row,) = source.encode(["kalo"], "bb").tolist()
-    assert row[0] == source.tokenizer.symbol_id("<2en>")
-    assert source.tokenizer.decode([row[1:]]) == ["kalo"]
-    assert row[1] != source.tokenizer.symbol_id("<bb>")
-
-
-def test_english_can_be_the_source():
-    source = make(to_english=False, languages=("aa",))
-    (row,) = source.encode(["item1"], "aa").tolist()
-    symbol = source.tokenizer.symbol_id
-    assert row[:2] == [symbol("<2aa>"), symbol("<en>")]
-    text, translation = written(source, batches(source)[0])[0]
-    assert translation == f"aa {text[::-1]}"
 
 
 def test_targets_are_shifted_by_one():
@@ -139,25 +112,6 @@ def test_rows_that_fill_up_do_not_count():
     assert shifted.tolist() == [[1, 9, 0], [1, 8, 0], [1, 9, 0]]
     assert target.tolist() == [[9, 2, 0], [8, 2, 0], [9, 2, 0]]
     assert weights.tolist() == [[3, 3, 0], [3, 3, 0], [0, 0, 0]]
-
-
-def test_targets_have_widths_of_their_own():
-    source = make(widths=(16, 32, 64, 64), target_widths=(8, 16, 32, 64))
-    found = batches(source)
-    shapes = {(x[0].shape, x[1].shape) for x, _, _ in found}
-    allowed = {(8, 16, 8), (4, 32, 16), (2, 64, 32), (2, 64, 64)}
-    assert {(*read, written[1]) for read, written in shapes} <= allowed
-    assert len(shapes) > 1
-    for (read, shifted), target, weights in found:
-        assert len(read) == len(shifted)
-        assert shifted.shape == target.shape == weights.shape
-        assert set(np.unique(weights)) <= {0, target.shape[1]}
-    # The same pairs as with one width for both; none is cut.
-    both = [
-        sorted(pair for element in made for pair in written(source, element))
-        for made in (found, batches(make()))
-    ]
-    assert both[0] == both[1]
 
 
 @pytest.mark.parametrize("target_widths", [None, (16, 16, 64)])
@@ -201,34 +155,6 @@ def test_every_token_counts_the_same_whatever_its_batch():
     assert task.results(logs, source)["nll"] == logs["nll"]
 
 
-def test_language_without_training_pair_is_an_error(monkeypatch):
-    held_out = next(filter(text_files.is_held_out, texts.english()))
-
-    def pairs(languages=None):
-        return [*texts.pairs(), Pair("dd", held_out, "x")]
-
-    monkeypatch.setitem(
-        __import__("params.pair_texts").pair_texts.READERS, "nmt102", pairs
-    )
-    with pytest.raises(ValueError, match="'dd', which has none"):
-        _ = make().sizes
-
-
-def test_language_without_test_pair_is_an_error_in_the_end(monkeypatch):
-    kept = next(
-        text for text in texts.english() if not text_files.is_held_out(text)
-    )
-
-    def pairs(languages=None):
-        return [Pair("dd", kept, "x")] * 40
-
-    monkeypatch.setitem(
-        __import__("params.pair_texts").pair_texts.READERS, "nmt102", pairs
-    )
-    with pytest.raises(ValueError, match="must have test examples"):
-        make(vocab_size=290).evaluation(128)
-
-
 def test_language_the_model_does_not_know_is_an_error():
     with pytest.raises(ValueError, match="Did you mean 'aa'"):
         make().encode(["x"], "aaa")
@@ -260,16 +186,3 @@ def test_language_the_model_does_not_know_is_an_error():
 def test_bad_arguments_are_an_error(given, message):
     with pytest.raises(ValueError, match=message):
         Pairs(**given)
-
-
-def test_ragged_rows_may_be_empty():
-    rows = Ragged.of([[], [1, 2], []])
-    assert rows.lengths.tolist() == [0, 2, 0]
-    assert rows.padded(np.array([2, 1]), 3).tolist() == [[0, 0, 0], [1, 2, 0]]
-    assert Ragged.of([[]]).padded(np.array([0]), 2).tolist() == [[0, 0]]
-
-
-def test_examples_in_the_docstrings_run():
-    import doctest
-
-    assert doctest.testmod(ragged).failed == 0

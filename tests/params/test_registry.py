@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 import params
-from params import datasets, names, optimizer, registry
+from params import (
+    batches,
+    datasets,
+    images,
+    language_shares,
+    names,
+    optimizer,
+    ragged,
+    registry,
+    text_files,
+)
 from params.images import Images
 from params.optimizer import InverseSquareRoot, Optimizer
 from params.pairs import Pairs
@@ -85,13 +95,6 @@ def test_every_full_size_experiment_has_a_small_twin():
     assert len(full) == 8 + 7 + 5 + 3
 
 
-def test_experiments_start_from_others_that_exist():
-    starts = [e.starts_from for e in params.all_experiments() if e.starts_from]
-    assert starts
-    for name in starts:
-        assert params.get(name).starts_from is None
-
-
 def test_experiment_says_what_it_starts_from_and_how_it_is_cut():
     text = str(params.get("image.transfer_finetune"))
     assert "starts_from=image.transfer_pretrain" in text
@@ -112,88 +115,9 @@ def test_bad_experiment_is_one_error_that_names_all():
     assert str(error.value).count("must be positive") == 5
 
 
-def test_layers_are_new_each_time():
-    model = params.get(DEMO).model
-    assert model.layers()[0] is not model.layers()[0]
-
-
 def test_unknown_experiment_suggests_the_nearest():
     with pytest.raises(ValueError, match=f"Did you mean '{DEMO}'"):
         params.get("image.amebanet_demo")
-
-
-def test_name_is_registered_only_once():
-    with pytest.raises(ValueError, match="registered already"):
-        params.register(params.get(DEMO))
-
-
-def test_override_changes_a_field_and_leaves_the_original():
-    before = params.get(DEMO)
-    after = params.override(before, ["epochs=7"])
-    assert after.epochs == 7
-    assert dataclasses.replace(after, epochs=before.epochs) == before
-
-
-def test_override_reaches_nested_fields():
-    after = params.override(
-        params.get(DEMO),
-        [
-            "model.num_filters=64",
-            "optimizer.learning_rate=1e-2",
-            "optimizer.kind=sgd",
-        ],
-    )
-    assert after.model.num_filters == 64
-    assert after.optimizer.learning_rate == 0.01
-    assert after.optimizer.kind == "sgd"
-
-
-def test_override_reads_tuples_and_none():
-    before = params.get(DEMO)
-    cut = params.override(before, ["layers_per_cell=3,4"])
-    assert cut.layers_per_cell == (3, 4)
-    assert params.override(cut, ["layers_per_cell=none"]) == (
-        dataclasses.replace(before, layers_per_cell=None)
-    )
-
-
-def test_override_without_assignments_returns_the_same():
-    assert params.override(params.get(DEMO), []) is params.get(DEMO)
-
-
-@pytest.mark.parametrize(
-    ("assignment", "message"),
-    [
-        ("epochs", "form field=value"),
-        ("epoch=3", "Did you mean 'epochs'"),
-        ("model.num_filter=3", r"Did you mean 'model\.num_filters'"),
-        ("epochs=three", "epochs a value of type int"),
-        ("epochs=2.5", "epochs a value of type int"),
-        ("optimizer.learning_rate=fast", "value of type float"),
-        ("layers_per_cell=1,x", r"tuple\[int, \.\.\.\] \| None"),
-        ("model=64", "one field of model: num_layers"),
-        ("epochs.x=3", "value without fields"),
-        ("epochs=0", "`epochs` must be positive"),
-        ("num_micro_batches=1000", "at most `batch_size`"),
-        ("optimizer.kind=adan", "Did you mean 'adam'"),
-        ("data.per_class=few", r"int \| None"),
-        ("data.classes=1,1", "different classes"),
-    ],
-)
-def test_bad_override_is_an_error_with_the_cure(assignment, message):
-    with pytest.raises(ValueError, match=message):
-        params.override(params.get(DEMO), [assignment])
-
-
-def test_override_reads_booleans():
-    @dataclasses.dataclass(frozen=True)
-    class Switch:
-        on: bool = False
-
-    assert params.override(Switch(), ["on=true"]).on is True
-    assert params.override(Switch(True), ["on=False"]).on is False
-    with pytest.raises(ValueError, match="value of type bool"):
-        params.override(Switch(), ["on=maybe"])
 
 
 def test_learning_rate_warms_up_and_decays():
@@ -210,22 +134,10 @@ def test_learning_rate_falls_as_the_root_of_the_step():
     np.testing.assert_allclose(rates, [0.1, 0.55, 1, 0.5], rtol=1e-5)
 
 
-def test_root_schedule_without_warmup_falls_from_the_first_step():
-    rate = InverseSquareRoot(2.0, 0)
-    rates = [float(rate(step)) for step in (0, 1, 4)]
-    np.testing.assert_allclose(rates, [2, 2, 1], rtol=1e-5)
-
-
 def test_root_schedule_round_trips_through_its_config():
     config = keras.saving.serialize_keras_object(InverseSquareRoot(2.0, 7))
     copy = keras.saving.deserialize_keras_object(config)
     assert (copy.learning_rate, copy.warmup_steps) == (2.0, 7)
-
-
-def test_learning_rate_without_warmup_starts_at_the_top():
-    rate = Optimizer("sgd", 1.0, warmup_share=0).make(10)._learning_rate
-    assert float(rate(0)) == 1
-    assert float(rate(10)) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -284,6 +196,12 @@ def test_bad_optimizer_is_one_error_that_names_all():
         assert f"{name}=" in str(error.value)
 
 
-@pytest.mark.parametrize("module", [datasets, names, optimizer])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(batches, datasets, images, language_shares, names, optimizer),
+        *(ragged, text_files),
+    ],
+)
 def test_examples_in_the_docstrings_run(module):
     assert doctest.testmod(module).failed == 0

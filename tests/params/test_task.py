@@ -31,21 +31,10 @@ def test_language_model_tells_the_perplexity_of_words():
     )
 
 
-def test_language_model_without_words_tells_that_of_tokens():
-    task = LanguageModel()
-    results = task.results({"nll": math.log(2)}, object())
-    assert task.summary(results) == "Test perplexity: 2.00 a token"
-
-
 def test_translation_tells_the_likelihood():
     task = Translation()
     results = task.results({"nll": math.log(2), "loss": 9.0}, None)
     assert task.summary(results) == "Test NLL: 0.693 a token (perplexity 2.00)"
-
-
-def test_hopeless_model_has_an_infinite_perplexity():
-    results = LanguageModel().results({"nll": 800.0}, None)
-    assert results["perplexity"] == math.inf
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -68,10 +57,3 @@ def test_loss_is_smoothed_and_nll_is_not(cls, smoothing):
     assert logs["loss"] == pytest.approx(
         (smooth * weights).sum() / total, rel=1e-5
     )
-
-
-@pytest.mark.parametrize("cls", [LanguageModel, Translation])
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
-def test_bad_smoothing_is_an_error(cls, smoothing):
-    with pytest.raises(ValueError, match="`label_smoothing` must be from 0"):
-        cls(smoothing)

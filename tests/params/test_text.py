@@ -1,14 +1,10 @@
 """Running text in windows: no token is lost, none is padded."""
 
-import math
-
-import keras
 import numpy as np
 import pytest
 import texts
 
 from params import text
-from params.task import LanguageModel
 from params.text import Text
 from params.tokenizer import EOS_ID
 
@@ -41,11 +37,6 @@ def test_stream_has_an_end_around_every_paragraph(source):
     assert source.tokenizer.decode([first]) == [texts.novels().train[0]]
 
 
-def test_labels_are_the_tokens_one_position_later(source):
-    for x, y in epoch(source):
-        np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
-
-
 def test_epoch_takes_windows_that_join_to_the_stream(source):
     rows = np.concatenate([x for x, _ in epoch(source)])
     stream = source.train_stream
@@ -62,16 +53,6 @@ def test_epoch_takes_windows_that_join_to_the_stream(source):
     expected = offset + LENGTH * np.arange(len(rows))
     assert sorted(starts) == expected.tolist()
     assert len(stream) - expected[-1] - LENGTH < 2 * LENGTH
-
-
-def test_epochs_begin_at_different_tokens(source):
-    first = {
-        tuple(
-            sorted(map(tuple, np.concatenate([x for x, _ in epoch(source, n)])))
-        )
-        for n in range(4)
-    }
-    assert len(first) >= 3  # of 16 places to begin
 
 
 def test_every_test_token_counts_once(source):
@@ -109,13 +90,6 @@ def test_prompt_begins_a_paragraph(source):
     assert source.tokenizer.decode([ids[1:]]) == ["kalo mi"]
 
 
-def test_text_too_short_for_windows_is_an_error(monkeypatch, tmp_path):
-    texts.use(monkeypatch, tmp_path)
-    source = Text(vocab_size=300, length=5000).source()
-    with pytest.raises(ValueError, match="two windows of training text"):
-        source.steps_per_epoch(2)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -126,24 +100,3 @@ def test_text_too_short_for_windows_is_an_error(monkeypatch, tmp_path):
 def test_bad_arguments_are_an_error(given, message):
     with pytest.raises(ValueError, match=message):
         Text(**given)
-
-
-def test_uniform_model_has_the_perplexity_of_its_vocabulary(source):
-    vocab_size = 300
-    model = keras.Sequential(
-        [
-            keras.Input((LENGTH,), dtype="int32"),
-            keras.layers.Embedding(
-                vocab_size, vocab_size, embeddings_initializer="zeros"
-            ),
-        ]
-    )
-    task = LanguageModel()
-    model.compile("sgd", **task.compile_arguments())
-    logs = model.evaluate(source.evaluation(3), verbose=0, return_dict=True)
-    results = task.results(logs, source)
-    assert results["perplexity"] == pytest.approx(vocab_size, rel=1e-4)
-    per_word = source.num_test_tokens / source.num_test_words
-    assert results["word_perplexity"] == pytest.approx(
-        math.exp(math.log(vocab_size) * per_word), rel=1e-3
-    )

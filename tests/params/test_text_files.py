@@ -1,12 +1,10 @@
 """The texts that come with the source, and the errors of damaged files."""
 
-import doctest
 import lzma
 
 import pytest
 
 from params import text_files
-from params.text_files import Pair
 
 PAIRS = "Yes\nNo\nOpen the door\n\nde\t0\tJa\nde\t1\tNein\nfr\t2\tOuvre\n"
 
@@ -65,12 +63,6 @@ def test_every_twentieth_chapter_is_held_out(tmp_path):
     )
 
 
-def test_book_without_enough_chapters_is_an_error(tmp_path):
-    path = write(tmp_path / "book.xz", book(10))
-    with pytest.raises(ValueError, match=r"hold one out: 11.*with 10\."):
-        text_files.read_novels(path)
-
-
 def test_shipped_pairs_are_whole(pairs):
     assert len(pairs) == 722_371
     assert len({pair.english for pair in pairs}) <= 23_247
@@ -84,26 +76,6 @@ def test_shipped_pairs_are_whole(pairs):
 def test_held_out_pairs_are_one_of_twenty(pairs):
     held_out = {p.english: text_files.is_held_out(p.english) for p in pairs}
     assert sum(held_out[pair.english] for pair in pairs) == 35_865
-
-
-def test_strings_that_differ_in_case_are_on_one_side():
-    for text in ("Today", "Tomorrow", "Save"):
-        expected = text_files.is_held_out(text)
-        assert text_files.is_held_out(text.upper()) == expected
-
-
-def test_pairs_of_some_languages_are_those_of_the_file(tmp_path):
-    path = write(tmp_path / "pairs.xz", PAIRS)
-    assert text_files.read_pairs(path, ["fr"]) == [
-        Pair("fr", "Open the door", "Ouvre")
-    ]
-    assert len(text_files.read_pairs(path)) == 3
-
-
-def test_unknown_language_suggests_the_nearest(tmp_path):
-    path = write(tmp_path / "pairs.xz", PAIRS)
-    with pytest.raises(ValueError, match="Did you mean 'de'"):
-        text_files.read_pairs(path, ["fr", "dee"])
 
 
 @pytest.mark.parametrize(
@@ -127,14 +99,6 @@ def test_pairs_in_another_format_are_an_error(tmp_path, text, message):
 @pytest.mark.parametrize(
     "read", [text_files.read_novels, text_files.read_pairs]
 )
-def test_missing_file_names_the_cure(tmp_path, read):
-    with pytest.raises(FileNotFoundError, match="git checkout -- data"):
-        read(tmp_path / "none.xz")
-
-
-@pytest.mark.parametrize(
-    "read", [text_files.read_novels, text_files.read_pairs]
-)
 @pytest.mark.parametrize(
     "content",
     [
@@ -149,14 +113,3 @@ def test_damaged_file_is_an_error(tmp_path, read, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"whole xz file.*git checkout"):
         read(path)
-
-
-@pytest.mark.parametrize("name", ["nmt102_p4.tsv.xz", "austen.txt.xz"])
-def test_shipped_texts_have_their_notice(name):
-    notice = (text_files.SHIPPED / "NOTICE.md").read_text("utf-8")
-    assert f"## {name}" in notice
-    assert (text_files.SHIPPED / name).is_file()
-
-
-def test_examples_in_the_docstrings_run():
-    assert doctest.testmod(text_files).failed == 0

@@ -1,11 +1,8 @@
 """Vocabularies: what they keep of a text, and what is kept of them."""
 
-import os
-
 import pytest
 import texts
 
-from params import tokenizer as tokenizer_lib
 from params.tokenizer import (
     BOS_ID,
     EOS_ID,
@@ -61,40 +58,11 @@ def test_ids_that_only_the_model_has_stand_for_no_text(learnt):
     assert learnt.decode([[10_000, *ids]]) == ["item3"]
 
 
-def test_nothing_encodes_to_nothing(learnt):
-    assert learnt.encode([]) == []
-    assert learnt.encode([""]) == [[]]
-    assert learnt.decode([]) == []
-
-
 def test_symbols_are_in_no_text(learnt):
     symbols = {learnt.symbol_id(symbol) for symbol in SYMBOLS}
     assert len(symbols) == 2
     (ids,) = learnt.encode(["<2en> <de>"])
     assert not symbols & set(ids)
-
-
-def test_unknown_symbol_is_an_error(learnt):
-    with pytest.raises(ValueError, match="symbol='<fr>'"):
-        learnt.symbol_id("<fr>")
-
-
-def test_vocabulary_is_learnt_once(tmp_path, monkeypatch):
-    first = train_tokenizer(texts.english(), 300, cache_dir=tmp_path)
-
-    def fail(texts, settings):
-        raise AssertionError("learnt again")
-
-    monkeypatch.setattr(tokenizer_lib, "_train", fail)
-    again = train_tokenizer(texts.english(), 300, cache_dir=tmp_path)
-    assert again.model == first.model
-    for other in (
-        {"texts": texts.english()[1:], "vocab_size": 300},
-        {"texts": texts.english(), "vocab_size": 301},
-        {"texts": texts.english(), "vocab_size": 300, "symbols": SYMBOLS},
-    ):
-        with pytest.raises(AssertionError, match="learnt again"):
-            train_tokenizer(**other, cache_dir=tmp_path)
 
 
 def test_vocabulary_is_the_same_each_time(tmp_path):
@@ -114,20 +82,6 @@ def test_damaged_kept_vocabulary_is_learnt_again(tmp_path, content):
     assert again.model == first.model == path.read_bytes()
 
 
-def test_folder_is_that_of_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFGPIPE_CACHE", str(tmp_path / "new"))
-    train_tokenizer(texts.english(), 300)
-    assert len(os.listdir(tmp_path / "new")) == 1
-
-
-def test_folder_that_cannot_be_written_to_is_a_warning(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("", "utf-8")
-    with pytest.warns(UserWarning, match="cannot be kept"):
-        found = train_tokenizer(texts.english(), 300, cache_dir=path)
-    assert found.vocab_size > 256
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -142,11 +96,6 @@ def test_bad_arguments_are_an_error(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
         train_tokenizer(**given, symbols=SYMBOLS, cache_dir=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_bytes_that_are_no_model_are_an_error():
-    with pytest.raises(ValueError, match="trained SentencePiece model"):
-        Tokenizer(b"damaged")
 
 
 def test_missing_package_says_how_to_install_it(monkeypatch):
