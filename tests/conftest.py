@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.util import tf_stack
 
 NUM_DEVICES = 8
+PLAIN = ("promises", "journeys")  # Keras is as users have it
 TESTS = pathlib.Path(__file__).parent
 # Whose numbers or graphs are the subject: in `make test`, TensorFlow's graph
 # optimiser is on here, as it is for users. The others take a tenth less without
@@ -57,9 +58,6 @@ def _with_slots(make_train_function):
     return make
 
 
-keras.Model.make_train_function = _with_slots(keras.Model.make_train_function)
-
-
 def _as_it_is(make_iterator):
     """Reads datasets without a thread that tunes how.
 
@@ -75,14 +73,21 @@ def _as_it_is(make_iterator):
     return make
 
 
-tf.data.Dataset.__iter__ = _as_it_is(tf.data.Dataset.__iter__)
-_extract_stack = tf_stack.extract_stack
-_SOME_STACK = _extract_stack()
+_SOME_STACK = tf_stack.extract_stack()
 # TensorFlow reads its lines once, and not safely where two threads do.
 _SOME_STACK[0]
-# Where in Python each operation of a graph was made is asked for by few tests,
-# and is a twentieth of the time of all: see `stacks`.
-tf_stack.extract_stack = lambda stacklevel=1: _SOME_STACK
+_PLAIN = (
+    (keras.Model, "make_train_function", keras.Model.make_train_function),
+    (tf.data.Dataset, "__iter__", tf.data.Dataset.__iter__),
+    (tf_stack, "extract_stack", tf_stack.extract_stack),
+)
+_QUICKER = (
+    _with_slots(keras.Model.make_train_function),
+    _as_it_is(tf.data.Dataset.__iter__),
+    # Where in Python each operation of a graph was made is asked for by few
+    # tests, and is a twentieth of the time of all: see `stacks`.
+    lambda stacklevel=1: _SOME_STACK,
+)
 # What was imported stays: collections need not look at it every time.
 gc.collect()
 gc.freeze()
@@ -99,13 +104,19 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of modules
 def pytest_runtest_setup(item):
-    """Turns TensorFlow's graph optimiser on or off."""
+    """Turns TensorFlow's graph optimiser on or off.
+
+    Keras and TensorFlow are as users have them where they are the reference.
+    """
     is_on = item.config.option.markexpr != "not slow" or any(
         item.path.is_relative_to(TESTS / name) for name in OPTIMISED
     )
     tf.config.optimizer.set_experimental_options(
         {"disable_meta_optimizer": not is_on}
     )
+    is_plain = any(item.path.is_relative_to(TESTS / name) for name in PLAIN)
+    for (owner, name, plain), quicker in zip(_PLAIN, _QUICKER, strict=True):
+        setattr(owner, name, plain if is_plain else quicker)
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +132,7 @@ def _fresh():
 @pytest.fixture
 def stacks(monkeypatch):
     """Operations know where in Python they were made."""
-    monkeypatch.setattr(tf_stack, "extract_stack", _extract_stack)
+    monkeypatch.setattr(*_PLAIN[2])
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -97,11 +96,6 @@ def softmax_and_own_loss():
     return [kl.Dense(4, "tanh"), sure()]
 
 
-@cause(y=CLASSES, loss=own_sparse_loss)
-def softmax_and_own_sparse_loss():
-    return [kl.Dense(4, "tanh"), sure(), kl.Activation("linear")]
-
-
 @cause(y=ONE_HOT, loss=own_binary_loss)
 def sigmoid_and_own_loss():
     return [kl.Dense(4, "tanh"), sure("sigmoid")]
@@ -111,16 +105,6 @@ def sigmoid_and_own_loss():
 def softmax_of_tensorflow():
     """Keras finds its logits by the operation."""
     return [kl.Dense(4, "tanh"), sure(None), kl.Activation(tf.nn.softmax)]
-
-
-@cause(y=ONE_HOT, loss="mse", metrics=[own_binary_loss])
-def sigmoid_of_tensorflow():
-    return [kl.Dense(4, "tanh"), sure(tf.nn.sigmoid)]
-
-
-@cause(y=ONE_HOT, loss="categorical_crossentropy")
-def linear_behind_softmax():
-    return [kl.Dense(4, "tanh"), sure(), kl.Activation("linear")]
 
 
 @cause(y=ONE_HOT, loss=own_loss, cut=[2, 1])
@@ -134,21 +118,6 @@ def auxiliary_head():
     h = kl.Dense(4, "tanh")(x)
     early = kl.Activation("linear")(sure(name="early")(h))
     return keras.Model(x, [early, sure(name="late")(kl.Dense(4, "tanh")(h))])
-
-
-@cause(
-    y={"early": CLASSES, "late": CLASSES[::-1]},
-    loss={"early": own_sparse_loss, "late": own_sparse_loss},
-)
-class OwnCallWithAnAuxiliaryHead(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = kl.Dense(4, "tanh"), kl.Dense(4, "tanh")
-        self.early, self.late = sure(), sure()
-
-    def call(self, x):
-        h = self.first(x)
-        return {"early": self.early(h), "late": self.late(self.second(h))}
 
 
 # ----------------------------------------------- layers that set other layers
@@ -176,13 +145,11 @@ class Outer(kl.Layer):
         inner: The layer inside.
         attribute: What of it is set.
         value: Returns to what, by `x` and `training`.
-        twice: Whether it is called once more, as it was.
     """
 
-    def __init__(self, inner, attribute, value, twice=False):
+    def __init__(self, inner, attribute, value):
         super().__init__()
-        self.inner = inner
-        self.attribute, self.value, self.twice = attribute, value, twice
+        self.inner, self.attribute, self.value = inner, attribute, value
 
     def build(self, shape):
         self.inner.build(shape)
@@ -192,7 +159,7 @@ class Outer(kl.Layer):
         setattr(self.inner, self.attribute, self.value(x, training))
         x = self.inner(x)
         setattr(self.inner, self.attribute, before)
-        return self.inner(x) if self.twice else x
+        return x
 
     def compute_output_shape(self, shape):
         return shape
@@ -207,27 +174,9 @@ def sets_a_flag():
     return around_outer(Inner(), "flag", lambda x, training: training)
 
 
-@cause(splits=False)  # a micro-batch draws for itself
-def sets_a_rate():
-    return around_outer(kl.Dropout(0.1, seed=3), "rate", lambda *_: 0.6)
-
-
-@cause()
-def sets_an_activation():
-    def activation(x, training):
-        return ops.tanh if training else ops.sin
-
-    return around_outer(kl.Dense(4), "activation", activation)
-
-
 @cause()
 def sets_the_number_of_rows():
     return around_outer(Inner(), "rows", lambda x, _: ops.shape(x)[0])
-
-
-@cause()
-def calls_a_layer_twice():
-    return around_outer(Inner(), "factor", lambda *_: -3.0, True)
 
 
 @cause()
@@ -284,24 +233,9 @@ def mode_of_a_shared_object():
 
 
 @cause()
-def mode_that_a_functional_model_keeps():
-    return functional(*mode_of_a_shared_object())
-
-
-@cause()
 def mode_in_a_context_variable():
     mode = contextvars.ContextVar("mode", default=1.0)
     return between(mode.set, mode.get)
-
-
-@cause()
-def mode_of_a_thread():
-    mode = threading.local()
-    mode.factor = 1.0
-    return between(
-        lambda value: setattr(mode, "factor", value),
-        lambda: getattr(mode, "factor", 1.0),
-    )
 
 
 def counted(calls):
@@ -398,23 +332,7 @@ def attribute_changed_before_sample_weights():
     return [kl.Dense(4), Scaled(), kl.Dense(3)]
 
 
-@cause(later=scale_by_three, then=(ROWS[:6], NUMBERS[:6]))
-def attribute_changed_before_fewer_rows():
-    return [kl.Dense(4), Scaled(), kl.Dense(3)]
-
-
-@cause(later=scale_by_three)
-def attribute_changed_without_another_trace():
-    return [kl.Dense(4), Scaled(), kl.Dense(3)]
-
-
 # ------------------------------------------------------- Python about the graph
-@cause()
-def asks_whether_it_is_eager():
-    def ask(x, training):
-        return 5.0 * x if tf.executing_eagerly() else 2.0 * x
-
-    return [kl.Dense(4), Run(ask), kl.Dense(3)]
 
 
 @cause()
@@ -538,24 +456,6 @@ def gradients_across_layers():
 
 
 # --------------------------------------------------------------- false refusals
-@cause()
-def block_that_reads_a_phase():
-    phase = types.SimpleNamespace(training=None)
-
-    def note(x, training):
-        phase.training = training
-        return x
-
-    def is_training(x, training):
-        return bool(phase.training)
-
-    return functional(
-        Run(note),
-        kl.Dense(4),
-        Outer(Inner(), "flag", is_training),
-        Run(lambda x, training: x if phase.training else 2.0 * x),
-        kl.Dense(3),
-    )
 
 
 class Holds(kl.Layer):

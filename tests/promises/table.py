@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import tempfile
 from typing import Any
@@ -18,6 +19,7 @@ import keras
 import numpy as np
 from device_names import names
 from functional import Twice
+from functional_kinds import FUNCTIONAL
 from keras import layers as kl
 from kinds import KINDS, Kind, Plain, normal, tokens, user_loss
 from matrix import WHOLE, arguments, largest_difference
@@ -31,6 +33,7 @@ ROWS = 11  # in batches of 8: 8 and a last one of 3 rows
 # compiled.
 FEATURES: dict[str, dict[str, Any]] = {
     "none": {},
+    "a large share": {"remat": 0.98},
     "a share": {"remat": 0.5},
     "a share and a rule": {"remat": {0: 0.8, 1: "always"}},
     "groups": {"remat_groups": 2},
@@ -48,6 +51,7 @@ MODES: dict[str, dict[str, Any]] = {
 ROUNDS = ("eagerly", "head in parts", "shards")
 # The last layers of these do what parts do not add up to.
 WHOLE_HEADS = {"between", "noisy", *WHOLE}
+LOOPS = {"masked_sequence", "masked_summary"}
 
 
 POINT = ("model", "k", "m", "schedule")
@@ -131,6 +135,33 @@ def noisy():
     return layers
 
 
+def synchronized():
+    """Layers whose moments are those of all replicas."""
+    layers = [
+        [
+            kl.Dense(8, "gelu"),
+            kl.BatchNormalization(synchronized=True),
+        ]
+        for _ in range(2)
+    ]
+    return [*itertools.chain(*layers), kl.Dropout(0.3), kl.Dense(2)]
+
+
+def drawing():
+    """Layers that draw and keep state, a loop among them."""
+    return [
+        kl.Dense(8, "gelu"),
+        kl.Dropout(0.3, seed=1),
+        kl.LayerNormalization(),
+        kl.Conv1D(8, 3, padding="same", activation="swish"),
+        kl.BatchNormalization(),
+        kl.GRU(4, recurrent_dropout=0.2, seed=2, return_sequences=True),
+        kl.GaussianNoise(0.1, seed=3),
+        kl.Flatten(),
+        kl.Dense(2, "softplus"),
+    ]
+
+
 class Residual(kl.Layer):
     """A block, of which a model has several."""
 
@@ -193,6 +224,8 @@ def masked_twice():
 
 MODELS: dict[str, Kind] = {
     **KINDS,
+    **{name: kind for name, (kind, _) in FUNCTIONAL.items()},
+    "drawing": Kind(drawing, normal(6, 8), normal(2)),
     "drawn_mask": Kind(drawn_mask, normal(5, 2), normal(5, 2)),
     "masked_twice": Kind(
         masked_twice, lambda rng: rng.integers(0, 3, (19, 6)), normal(2)
@@ -205,6 +238,7 @@ MODELS: dict[str, Kind] = {
     ),
     "noisy": Kind(noisy, normal(5), normal(6)),
     "pairs": Kind(pairs, normal(8), normal(8)),
+    "synchronized": Kind(synchronized, normal(5), normal(2)),
 }
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
@@ -258,6 +292,10 @@ def _numbers(model, history, outputs):
     return variables, history, outputs
 
 
+def _plain(layers):
+    return layers if isinstance(layers, keras.Model) else Plain(layers)
+
+
 @functools.cache
 def of_keras(name, optimizer, epochs, infers):
     """What plain Keras gives."""
@@ -268,18 +306,21 @@ def of_keras(name, optimizer, epochs, infers):
         options["run_eagerly"] = True
     kind = dataclasses.replace(kind, compile=lambda: options)
     optimizer = OPTIMIZERS[optimizer]()
-    return _numbers(*train(kind, Plain, optimizer, epochs, infers))
+    return _numbers(*train(kind, _plain, optimizer, epochs, infers))
 
 
 def pipeline(case, layers):
     """The pipeline of a case, not compiled."""
     options = arguments(case.k, case.m, case.schedule, case.remat)
-    if case.model == "blocks":  # regions are groups
+    # Regions are groups, and some of these have few layers.
+    if case.model == "blocks" or case.model in FUNCTIONAL:
         options.pop("remat_groups", None)
     options |= FEATURES.get(case.feature, {})
     if isinstance(options.get("shards"), list):
         devices = options["shards"]
         options["shards"] = shards_of(layers, devices, len(devices))
+        if case.replicas > 1:  # those of a replica
+            options["shards"] = dict.fromkeys(options["shards"], case.k)
     if case.replicas == 1:
         return tfgpipe.GPipe(layers, **options)
     devices = options.pop("devices", None)

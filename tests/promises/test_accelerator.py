@@ -183,18 +183,6 @@ def test_file_leaves_it_to_the_next_machine(on_accelerators, tmp_path):
         assert loaded.get_compile_config()["jit_compile"] == expected
 
 
-def test_exported_model_serves_what_it_predicts(tmp_path):
-    model = tfgpipe.GPipe(two_layers(), 2, 2)
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(0).random((6, 4), "float32")
-    model.fit(x, np.ones((6, 3)), 6, verbose=0)
-    model.export(tmp_path / "served", verbose=False)
-    served = tf.saved_model.load(str(tmp_path / "served"))
-    np.testing.assert_allclose(
-        served.serve(x), model.predict(x, verbose=0), 1e-6
-    )
-
-
 @pytest.mark.slow
 def test_generated_tokens_are_those_of_keras():
     task = tiny_presets.llama(num_layers=2)

@@ -11,14 +11,10 @@ import tensorflow as tf
 from beside_keras import assert_close, check, normal, pipeline, trained
 from keras import layers as kl
 from kinds import (
-    Plain,
-    Reader,
     Steps,
     built,
-    complex_numbers,
 )
 from own_layers import Fixed, Hidden
-from quick import quick
 from sharing_layers import Tied
 from weight_layers import MomentsReader
 
@@ -53,34 +49,6 @@ def test_losses_that_only_a_closure_adds_do_not_count(eagerly):
 
 
 # ------------------------------------------------------------- `training`
-def hidden():
-    return Hidden(kl.Dropout(0.5, seed=3))
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        (kl.BatchNormalization, hidden),
-        pytest.param((hidden, kl.BatchNormalization), marks=pytest.mark.slow),
-    ],
-)
-def test_training_does_not_leak_into_later_layers(after):
-    """Dropout was off, or batch norm frozen; in `predict` they were on."""
-
-    def make():
-        return [
-            keras.Input((3,)),
-            kl.Dense(4),
-            Fixed(kl.Dropout(0.0), False),
-            after[0](),
-            Fixed(kl.Dropout(0.0), True),
-            after[1](),
-            kl.Dense(2),
-        ]
-
-    check(make, normal(3), normal(2), [(6, 1)])
-    first = trained(make, pipeline(1, 2), normal(3), normal(2))
-    assert_close(trained(make, pipeline(6, 2), normal(3), normal(2)), first)
 
 
 def test_training_does_not_leak_in_a_plain_call():
@@ -122,10 +90,6 @@ def test_weights_read_by_a_closure_are_trained(make):
     check(make, normal(3), normal(2), [(4, 3)])
 
 
-def test_weights_read_by_a_closure_are_trained_eagerly():
-    check(reads_earlier, normal(3), normal(2), [(3, 2)], run_eagerly=True)
-
-
 @keras.saving.register_keras_serializable("between")
 class Penalised(keras.losses.Loss):
     """A loss of rows that reads a weight of the model."""
@@ -159,45 +123,6 @@ def test_weights_read_by_a_loss_of_rows_are_trained():
     expected = trained(make, model(keras.Sequential), *data)
     for k in (1, 2):
         assert_close(trained(make, model(pipeline(k, 2)), *data), expected)
-
-
-@pytest.mark.parametrize("lists", [True, False], ids=["lists", "closure"])
-def test_state_read_in_another_cell_is_new(lists):
-    """A step counter was read as it was before the step."""
-
-    def make():
-        counter = Steps()
-        return [
-            keras.Input((3,)),
-            kl.Dense(3),
-            counter,
-            kl.Dense(3, "tanh"),
-            Reader(counter, lists),
-            kl.Dense(2),
-        ]
-
-    check(make, normal(3), normal(2), [(5, 3)])
-
-
-@pytest.mark.parametrize(
-    ("m", "eagerly"), quick([(3, False), (2, True)], [(3, False)])
-)
-def test_weights_that_a_layer_assigned_are_new_for_later_ones(m, eagerly):
-    """Spectral normalisation sets the kernel; the tied layer had the old."""
-
-    def make():
-        dense = kl.Dense(4)
-        return [
-            keras.Input((3,)),
-            kl.Dense(3),
-            kl.SpectralNormalization(dense),
-            kl.Activation("tanh"),
-            Tied(dense),
-            kl.Dense(2),
-        ]
-
-    arguments = {"run_eagerly": True} if eagerly else {}
-    check(make, normal(3), normal(2), [(5, m)], **arguments)
 
 
 @pytest.mark.parametrize(("k", "eagerly"), [(1, False), (3, False), (3, True)])
@@ -295,16 +220,6 @@ def test_weights_as_arguments_of_a_custom_gradient_are_trained():
     # Eagerly, Keras's own variables are none to such a gradient.
     data = normal(4)[:4], normal(2)[:4]
     check(make, *data, [(3, 1)], run_eagerly=False)
-
-
-@pytest.mark.parametrize("eagerly", quick([False, True], [False]))
-def test_complex_tensors_between_cells_carry_gradients(eagerly):
-    """Only those of floats went back."""
-    make, data = complex_numbers, (normal(3), normal(2))
-    expected = trained(make, Plain, *data)
-    remat = "except_last" if eagerly else "never"
-    model = pipeline(6, 2, remat=remat)
-    assert_close(trained(make, model, *data, run_eagerly=eagerly), expected)
 
 
 class Sometimes(kl.Layer):

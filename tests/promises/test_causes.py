@@ -67,16 +67,7 @@ def trained(name, k=0, m=1):
 
 expected = functools.cache(trained)
 POINTS = [(name, k) for name in CAUSES for k in (1, 2)]
-# Others of the same kind are quick.
-SLOW = """
-    softmax_and_own_sparse_loss linear_behind_softmax sets_a_rate
-    calls_a_layer_twice mode_of_a_thread attribute_changed_before_fewer_rows
-    asks_whether_it_is_eager block_that_reads_a_phase
-    mode_that_a_functional_model_keeps sigmoid_of_tensorflow
-    attribute_changed_without_another_trace sets_an_activation
-    OwnCallWithAnAuxiliaryHead
-"""
-QUICK = [(name, 2) for name in CAUSES if name not in SLOW.split()]
+QUICK = [(name, 2) for name in CAUSES]
 
 
 # By the name, from how many micro-batches on something is wrong, and what.

@@ -270,16 +270,6 @@ def test_beside_other_arguments(arguments):
     assert_close(results(pipeline(**arguments), tokens()), expected)
 
 
-@pytest.mark.usefixtures("float64")
-def test_replicas():
-    found = []
-    for parts in (1, 2):
-        with tfgpipe.PipelineStrategy(2, 2).scope():
-            model = pipeline(parts=parts, k=None)
-        found.append(results(model, tokens()))
-    assert_close(*found)
-
-
 def test_logits_of_a_part_are_there_alone():
     """Nothing but the head's calls makes any; each waits for the one before."""
     heads = [
@@ -317,8 +307,3 @@ def test_a_loss_of_the_mini_batch_is_refused():
     model.compile("sgd", lambda y, y_pred: keras.ops.mean(y_pred))
     with pytest.raises(ValueError, match="does not add up"):
         model.fit(*tokens(), verbose=0)
-
-
-def test_one_micro_batch_is_refused():
-    with pytest.raises(ValueError, match="more micro-batches"):
-        pipeline(m=1)

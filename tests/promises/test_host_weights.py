@@ -148,23 +148,6 @@ def test_frozen_weights_may_be_read_where_a_gradient_is_the_users():
         np.testing.assert_array_equal(a, b)
 
 
-def test_replicas_share_the_host():
-    found = []
-    for weights_on in ("devices", "host"):
-        keras.utils.set_random_seed(2)
-        with tfgpipe.PipelineStrategy(2, 2).scope():
-            model = tfgpipe.GPipe(
-                [keras.Input((8,)), kl.Dense(8, "tanh"), kl.Dense(8)],
-                num_micro_batches=2,
-                weights_on=weights_on,
-            )
-            model.compile("adam", "mse")
-        history = model.fit(*data(), batch_size=12, epochs=2, verbose=0)
-        found.append([*model.get_weights(), history.history["loss"]])
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize(
     ("schedule", "most"),
     [
@@ -200,47 +183,6 @@ def _captured(graph, model):
     ]
 
 
-def test_what_a_layer_assigns_to_its_weights_is_for_the_next_step():
-    def trained(weights_on):
-        keras.utils.set_random_seed(3)
-        layers = [kl.SpectralNormalization(kl.Dense(8)) for _ in range(4)]
-        model = tfgpipe.GPipe(
-            [keras.Input((8,)), *layers],
-            4,
-            2,
-            devices=names(3)[1:],
-            schedule="breadth_first",
-            weights_on=weights_on,
-        )
-        model.compile("sgd", "mse")
-        model.fit(*data(), epochs=2, verbose=0)
-        return model.get_weights()
-
-    for a, b in zip(trained("devices"), trained("host"), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("value", ["hosts", None, "GPU:7", 3])
-def test_wrong_place_is_refused(value):
-    with pytest.raises(ValueError, match=r"`weights_on` must be .*Received"):
-        tfgpipe.GPipe([kl.Dense(2)], 1, weights_on=value)
-
-
-def test_host_of_what_only_compiles_is_refused(monkeypatch):
-    monkeypatch.setattr(
-        "tfgpipe.devices.names.only_compiles", lambda devices: True
-    )
-    with pytest.raises(ValueError, match="where XLA compiles all"):
-        tfgpipe.GPipe([kl.Dense(2)], 1, weights_on="host")
-
-
-def test_layers_run_on_the_devices_of_their_cells_all_the_same():
-    model = compiled()
-    model.fit(*data(), verbose=0)
-    y = model(tf.constant(data()[0]))
-    assert not same_device(y.device, HOST)
-
-
 WORDS, ROWS = 500, 8
 
 
@@ -266,30 +208,6 @@ def words():
     rng = np.random.default_rng(0)
     x = rng.integers(0, WORDS, (3 * ROWS, 6)).astype("int32")
     return x, rng.normal(size=(3 * ROWS, 2)).astype(keras.config.floatx())
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        lambda: keras.optimizers.Adam(0.01),
-    ],
-    ids=["momentum", "adam"],
-)
-def test_numbers_of_a_table_in_a_cell_on_the_host_are_keras_s(
-    optimizer, schedule, float64
-):
-    found = []
-    for model in (
-        with_table(),
-        on_host(num_micro_batches=4, schedule=schedule),
-    ):
-        model.compile(optimizer(), "mse")
-        model.fit(*words(), ROWS, 2, shuffle=False, verbose=0)
-        found.append([w.numpy() for w in model.weights])
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("m", [1, 2])

@@ -81,30 +81,6 @@ def test_a_device_that_would_hold_no_less_sends_nothing():
     assert {op.kind for op in program.ops} == {"forward", "backward"}
 
 
-@pytest.mark.parametrize("synchronized", [False, True])
-def test_replicas(synchronized):
-    found = []
-    for remat in ("never", "offload"):
-        keras.utils.set_random_seed(2)
-        with tfgpipe.PipelineStrategy(2, 2).scope():
-            model = tfgpipe.GPipe(
-                [
-                    keras.Input((8,)),
-                    kl.Dense(8, "tanh"),
-                    kl.BatchNormalization(synchronized=synchronized),
-                    kl.Dense(8, "tanh"),
-                    kl.Dense(8),
-                ],
-                num_micro_batches=4,
-                remat=remat,
-            )
-            model.compile("adam", "mse")
-        history = model.fit(*data(32), batch_size=32, epochs=2, verbose=0)
-        found.append([*model.get_weights(), history.history["loss"]])
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_it_is_a_rule_of_a_cell(tmp_path):
     model = compiled({0: "offload", 1: 0.5})
     model.fit(*data(), verbose=0)

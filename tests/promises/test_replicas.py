@@ -37,70 +37,9 @@ from tiny import (
 )
 
 import tfgpipe
-from tfgpipe import internals, timeline
-from tfgpipe.devices.names import Replicas
-from tfgpipe.schedules import CellFacts, Remat, lower
-from tfgpipe.schedules.orders import CHUNKS
-from tfgpipe.schedules.orders import SCHEDULES as NAMED
-from tfgpipe.schedules.task import Task
-
+from tfgpipe import internals
 
 # ------------------------------------------------------ who computes what
-def test_micro_batches_are_shared_in_the_order_of_the_rows():
-    shared = Replicas([("a0", "b0"), ("a1", "b1"), ("a2", "b2")], 7)
-    assert [list(shared.micro_batches(r)) for r in range(3)] == [
-        [0, 1],
-        [2, 3],
-        [4, 5, 6],
-    ]
-    assert [shared.of(m) for m in range(7)] == [0, 0, 1, 1, 2, 2, 2]
-    assert [shared.device(1, m) for m in (0, 3, 6)] == ["b0", "b1", "b2"]
-
-
-def test_fewer_micro_batches_than_replicas_leave_some_idle():
-    shared = Replicas([("a0",), ("a1",), ("a2",)], 2)
-    assert [shared.of(m) for m in range(2)] == shared.busy == [1, 2]
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_tasks_of_all_replicas_come_after_those_they_need(name):
-    chunks = CHUNKS[name] or 1
-    cells = 2 * chunks
-    shared = Replicas([("a0", "b0") * chunks, ("a1", "b1") * chunks], 7)
-
-    def program(**facts):
-        return lower(
-            lambda count: NAMED[name](2, count, chunks),
-            [CellFacts(**facts)] * cells,
-            Remat(["except_last"] * cells),
-            shared.counts,
-        )
-
-    tasks = [op.task for op in program().ops]
-    assert len(set(tasks)) == len(tasks)
-    recomputed = {t.micro_batch for t in tasks if t.kind == "recompute"}
-    first = {2, 6} if name in ("gpipe", "breadth_first") else {0, 3}
-    assert recomputed == set(range(7)) - first
-    places = {task: i for i, task in enumerate(tasks)}
-    for task, i in places.items():
-        needed = [t for t in task.needs(cells) if t in places]
-        assert all(places[t] < i for t in needed)
-    forward_only = program(has_backward=False).ops
-    assert sorted(op.task for op in forward_only) == [
-        Task("forward", k, m) for k in range(cells) for m in range(7)
-    ]
-
-
-def test_all_forward_tasks_of_fill_drain_come_first():
-    shared = Replicas([("a0", "b0"), ("a1", "b1")], 5)
-    program = lower(
-        lambda count: NAMED["gpipe"](2, count, 1),
-        [CellFacts()] * 2,
-        Remat(["never"] * 2),
-        shared.counts,
-    )
-    kinds = [op.kind for op in program.ops]
-    assert kinds == ["forward"] * 10 + ["backward"] * 10
 
 
 # ------------------------------------------------------- the numbers of Keras
@@ -183,15 +122,6 @@ def test_replicas_are_one_pipeline_of_all_micro_batches(
         batch_size=batch_size,
     )
     assert largest_difference(found, one) < 1e-10
-
-
-def test_weights_are_bit_identical_for_any_number_of_cells():
-    found = [
-        all_variables(lambda layers, k=k: replicas(layers, 2, k, 2), epochs=1)
-        for k in (1, 3)
-    ]
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 class Recorder(kl.Layer):
@@ -333,19 +263,6 @@ def test_interleaved_replicas_are_one_pipeline_before_and_after_saving(
     mixed.assert_goes_on(path, one)
 
 
-def test_file_of_replicas_is_loaded_without_a_strategy(tmp_path):
-    path = str(tmp_path / "model.keras")
-    model = on_grid((2, 2))
-    x, y = data()
-    fit(model, x, y, epochs=1)
-    model.save(path)
-    loaded = keras.saving.load_model(path)
-    assert (loaded.num_replicas, loaded.num_partitions) == (1, 2)
-    assert_close(
-        loaded.predict(x, verbose=0), model.predict(x, verbose=0), 1e-5
-    )
-
-
 def test_strategys_cells_replace_those_of_a_file_with_another_schedule(
     tmp_path,
 ):
@@ -479,13 +396,6 @@ def test_nothing_is_added_up_as_it_comes_in(layers, width):
         assert op.type != "AddN" or len(op.inputs) < 3
 
 
-def test_metric_of_a_layer_is_added_up_over_replicas():
-    model = replicas(SMALL["counters"].layers(), 4, 2)
-    model.compile("sgd", "mse")
-    model.train_on_batch(np.ones((8, 5), "f4"), np.ones((8, 2), "f4"))
-    assert int(model.sequence[1].mean.count) == 8
-
-
 def test_replicas_share_their_traces():
     calls = []
 
@@ -508,17 +418,3 @@ def test_replicas_share_their_traces():
     more, others = num_calls(lambda layers: replicas(layers, 2, 3, 2))
     assert more == count
     assert others == functions + 6  # one sum an owner
-
-
-def test_timeline_shows_all_replicas():
-    model = replicas(small(), 2, 2, 2)
-    model.compile("sgd", "mse")
-    x, y = np.ones((8, 5), "f4"), np.ones((8, 2), "f4")
-    events = timeline.measure(model, x, y, num_steps=1)
-    found = {
-        (event.device, event.task.cell, event.task.micro_batch)
-        for event in events
-        if event.task.kind == "forward"
-    }
-    expected = {(2 * (m // 2) + k, k, m) for k in (0, 1) for m in range(4)}
-    assert found == expected

@@ -241,36 +241,6 @@ def test_what_was_written_for_other_cells_has_to_be_passed(
     assert loaded.num_partitions == changes.get("num_partitions", 2)
 
 
-def test_named_schedule_is_loaded_at_another_number_of_cells(tmp_path):
-    path = str(tmp_path / "model.keras")
-    untrained(k=3, m=3, schedule="zero_bubble").save(path)
-    loaded = tfgpipe.load_model(path, num_partitions=2, num_micro_batches=2)
-    assert loaded.get_config()["schedule"] == "zero_bubble"
-    fit(loaded, *data(), epochs=1)
-
-
-def test_another_number_of_cells_drops_cut_and_devices(tmp_path):
-    path = str(tmp_path / "model.keras")
-    model = untrained(k=2, layers_per_cell=[2, 1], devices=["CPU:1", "CPU:6"])
-    model.save(path)
-    loaded = tfgpipe.load_model(path, num_partitions=3)
-    assert len(loaded.cells()) == 3
-    assert set(devices_of(loaded)) <= {0, 1, 2}
-
-
-def test_devices_alone_give_the_number_of_cells_that_was_saved(tmp_path):
-    path = str(tmp_path / "model.keras")
-    untrained(k=2).save(path)
-    with pytest.raises(ValueError, match="`devices` must name one device a"):
-        tfgpipe.load_model(path, devices=["CPU:0", "CPU:1", "CPU:2"])
-
-
-def test_load_model_passes_keras_arguments_on(tmp_path):
-    path = str(tmp_path / "model.keras")
-    untrained(k=2).save(path)
-    assert not tfgpipe.load_model(path, compile=False).compiled
-
-
 def test_load_model_without_a_pipeline_is_an_error(tmp_path):
     path = str(tmp_path / "model.keras")
     sequential().save(path)
@@ -303,13 +273,6 @@ def test_weights_files_are_those_of_sequential(tmp_path, direction):
     for one in (source, target):
         fit(one, *data(), epochs=1)
     assert_close(state(target), state(source), tolerance=1e-5)
-
-
-def test_set_weights_takes_those_of_sequential():
-    model, plain = pipeline(layers, k=3), sequential()
-    keras.utils.set_random_seed(1)
-    model.set_weights([w + 1 for w in plain.get_weights()])
-    assert_same(weights(model), [w + 1 for w in weights(plain)])
 
 
 def test_no_file_mentions_cells(saved, tmp_path):
@@ -359,20 +322,6 @@ class Scale(kl.Layer):
 
     def get_config(self):
         return {**super().get_config(), "factor": self.factor}
-
-
-def custom():
-    return [keras.Input((4,)), kl.Dense(3), Scale(2.0), kl.Dense(2)]
-
-
-def test_custom_layer_with_state_trains_on_bit_identically(tmp_path):
-    path = str(tmp_path / "model.keras")
-    model = trained(custom, k=3)
-    model.save(path)
-    loaded = tfgpipe.load_model(path, num_partitions=2)
-    assert loaded.layers[1].factor == 2.0
-    assert loaded.layers[1].count == 8
-    assert_same(continued(loaded), continued(model))
 
 
 def test_tied_layers_survive(tmp_path):
@@ -445,12 +394,6 @@ def test_costs_of_the_user_survive(tmp_path):
 
 
 # ------------------------------------------------------------- other copies
-def test_config_makes_an_equal_model():
-    model = pipeline(layers, k=2)
-    copy = tfgpipe.GPipe.from_config(model.get_config())
-    copy.build((None, 4))
-    assert arguments(copy) == arguments(model)
-    assert copy.cells() == model.cells()
 
 
 def test_clone_model_makes_an_equal_model_with_new_weights():
@@ -464,22 +407,6 @@ def test_clone_model_makes_an_equal_model_with_new_weights():
     }
 
 
-def test_copies_keep_the_input():
-    model = pipeline(
-        lambda: [keras.Input((4,), dtype="int32"), kl.Dense(3), kl.Dense(2)],
-        k=2,
-    )
-    config = json.loads(json.dumps(model.get_config()))
-    for copy in (
-        tfgpipe.GPipe.from_config(config),
-        keras.models.clone_model(model),
-    ):
-        assert copy.cells() == model.cells()  # built already
-        found = copy(tf.constant([[0.9, 1.9, 2.9, 3.9]]))
-        expected = copy(tf.constant([[0, 1, 2, 3]]))
-        assert_close(found, expected, tolerance=0)
-
-
 def test_export_serves_the_predictions(tmp_path):
     model = trained(k=2)
     x, _ = data()
@@ -487,16 +414,6 @@ def test_export_serves_the_predictions(tmp_path):
     served = tf.saved_model.load(str(tmp_path / "served"))
     found = served.serve(tf.constant(x)).numpy()
     assert_close(found, model.predict(x, verbose=0), tolerance=1e-5)
-
-
-def test_weights_of_a_trained_model_are_loaded_without_an_optimizer(tmp_path):
-    path = str(tmp_path / "model.weights.h5")
-    model = compiled(pipeline())
-    fit(model, *data(), epochs=1)
-    model.save_weights(path)
-    other = pipeline()
-    other.load_weights(path)
-    assert_same(weights(other), weights(model))
 
 
 def shared_seeds():
@@ -789,15 +706,6 @@ def test_plain_file_is_written_by_the_model(tmp_path, make, x):
     assert_same(weights(model.model), weights(model))
 
 
-def test_list_has_a_plain_model_once_it_is_built():
-    model = tfgpipe.GPipe([kl.Dense(2)], 1)
-    assert not hasattr(model, "model")
-    model.build((None, 4))
-    assert model.model.name == model.name
-    assert model.model.input_shape == (None, 4)
-    assert not hasattr(model, "operations")
-
-
 # --------------------------------------------------------------- serving
 def signatures(model, path):
     """What a model that was exported takes and gives, with names."""
@@ -844,15 +752,6 @@ def test_export_has_the_signature_of_the_plain_model(tmp_path, kind):
     )
     assert found == expected
     assert ("pixels" if kind == "sequential" else "age") in found
-
-
-def test_export_of_a_list_that_takes_a_dict_has_its_names(tmp_path):
-    x, _ = data()
-    model = tfgpipe.GPipe([Combine(), kl.Dense(2)], 2, 2)
-    model.predict({"age": x, "zip": x}, verbose=0)
-    found = signatures(model, tmp_path / "served")
-    assert "name='age'" in found
-    assert "name='zip'" in found
 
 
 def test_plain_model_of_a_list_has_a_name_for_each_input():

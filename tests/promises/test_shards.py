@@ -8,7 +8,6 @@ from device_names import names
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.devices.names import same_device
 
 LOSS = keras.losses.SparseCategoricalCrossentropy
 WORDS, LENGTH = 11, 5
@@ -114,15 +113,6 @@ def test_language_model_is_that_of_keras(tied, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", ["Adafactor", "Lamb", "Muon", "RMSprop"])
-def test_optimizers_see_whole_weights(name):
-    optimizer = getattr(keras.optimizers, name)
-    expected = fitted(words(), optimizer(0.01))
-    assert_close(fitted(pipeline(words()), optimizer(0.01)), expected)
-
-
-@pytest.mark.slow
 def test_layers_with_lora_are_those_of_keras():
     expected = fitted(words(is_plain=True, lora=True))
     found = fitted(pipeline(words(is_plain=True, lora=True)))
@@ -167,18 +157,6 @@ def test_each_replica_has_its_own_shards():
     assert [name[-5:] for name in model.devices] == [
         f"{name[:3]}:{i}" for name, i in zip(names(8), (0, 1, 4, 5, 2, 3, 6, 7))
     ]
-
-
-def test_weights_and_slots_are_on_the_host_and_nothing_else_is():
-    model = pipeline(words(), shards={"heads": 2})
-    fitted(model)
-    for layer in model.model.layers:
-        for v in layer.weights:
-            on_host = same_device(v.value.device, "CPU:0")
-            assert on_host == (layer.name == "heads")
-    slots = [v for v in model.optimizer.variables if "heads_kernel" in v.path]
-    assert len(slots) == 2
-    assert all(same_device(v.value.device, "CPU:0") for v in slots)
 
 
 def test_devices_get_their_columns_alone():
@@ -229,20 +207,6 @@ def test_program_has_shards_beside_each_other():
     assert len(own) == 6
     assert len(forward) == 1
     assert str(program).count("shards") == 3
-
-
-@pytest.mark.slow
-def test_checks_name_no_difference():
-    model = pipeline(words())
-    model.compile("adam", LOSS(from_logits=True))
-    x, y, _ = tokens(6)
-    assert tfgpipe.check(model, x, y).is_exact
-
-
-def test_cells_and_summary_are_those_without_shards():
-    plain, model = pipeline(words(), shards=None), pipeline(words())
-    assert model.cells() == plain.cells()
-    assert model.count_params() == plain.count_params()
 
 
 WRONG = {

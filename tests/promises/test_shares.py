@@ -9,22 +9,6 @@ from keras import layers as kl
 import tfgpipe
 
 
-def random_layers():
-    """Draw and keep state; the shapes of some are not those of their inputs."""
-    return [
-        keras.Input((6, 8)),
-        kl.Dense(8, "gelu"),
-        kl.Dropout(0.3, seed=1),
-        kl.LayerNormalization(),
-        kl.Conv1D(8, 3, padding="same", activation="swish"),
-        kl.BatchNormalization(),
-        kl.GRU(4, recurrent_dropout=0.2, seed=2, return_sequences=True),
-        kl.GaussianNoise(0.1, seed=3),
-        kl.Flatten(),
-        kl.Dense(2, "softplus"),
-    ]
-
-
 def trained(layers, k, remat, schedule="gpipe", **compiled):
     keras.utils.set_random_seed(0)
     devices = ["CPU:0", "CPU:1", "CPU:2"][:k] if k > 1 else None
@@ -36,50 +20,6 @@ def trained(layers, k, remat, schedule="gpipe", **compiled):
     x, y = rng.random((18, 6, 8)), rng.random((18, 2))
     history = model.fit(x, y, 9, epochs=2, shuffle=False, verbose=0).history
     return [history["loss"], *model.get_weights()]
-
-
-@pytest.mark.parametrize(
-    ("policy", "schedule"),
-    [
-        ("float32", "zero_bubble"),
-        pytest.param("mixed_bfloat16", "1f1b", marks=pytest.mark.slow),
-    ],
-)
-def test_what_draws_or_has_state_is_the_same(policy, schedule):
-    """Moments, masks and what a loop hands to its gradient among it."""
-    keras.config.set_dtype_policy(policy)
-    expected = trained(random_layers, 3, "never", schedule)
-    for share in (0.75, 0.9):
-        found = trained(random_layers, 3, share, schedule)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
-def test_moments_over_replicas_are_the_same():
-    def found(remat):
-        keras.utils.set_random_seed(0)
-        strategy = tfgpipe.PipelineStrategy(
-            2, 2, ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-        )
-        with strategy.scope():
-            layers = [keras.Input((6,))]
-            for _ in range(3):
-                layers += [
-                    kl.Dense(8, "gelu"),
-                    kl.BatchNormalization(synchronized=True),
-                ]
-            model = tfgpipe.GPipe(
-                [*layers, kl.Dense(2)], num_micro_batches=2, remat=remat
-            )
-            model.compile("adam", "mse")
-        rng = np.random.default_rng(0)
-        x, y = rng.random((16, 6)), rng.random((16, 2))
-        model.fit(x, y, 8, epochs=2, shuffle=False, verbose=0)
-        return model.get_weights()
-
-    for one, other in zip(found(0.4), found("never"), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_check_compares_cells_that_keep_a_share():

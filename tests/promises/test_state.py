@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.state.rules import merged_metric
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -158,22 +157,6 @@ def test_moments_of_masked_rows_weigh_by_unmasked_positions():
     np.testing.assert_allclose(norm.moving_variance, rows.var(0), 1e-7)
 
 
-def test_batch_norm_called_twice_in_a_cell_is_updated_twice():
-    x, y = images(8)
-
-    def layers():
-        keras.utils.set_random_seed(4)
-        norm = kl.BatchNormalization(momentum=0.9)
-        return [norm, kl.Conv2D(2, 1), norm, kl.Flatten(), kl.Dense(2)]
-
-    plain = keras.Sequential(layers())
-    plain.compile("sgd", "mse")
-    plain.fit(x, y, batch_size=8, verbose=0)
-    model = run(layers(), x, y, 1, 1, "sgd", epochs=1)
-    for a, b in zip(plain.weights, model.weights):
-        np.testing.assert_allclose(b.numpy(), a.numpy(), 1e-12, 1e-14)
-
-
 def plain_and_pipelines(made, x, y, points, **kwargs):
     """Variables after two epochs of SGD with momentum: Keras's, and others."""
     for k, m in [(0, 1), *points]:
@@ -281,15 +264,6 @@ def test_gradient_belongs_to_the_masks_of_the_forward_pass():
         direction = np.random.default_rng(0).standard_normal(before.shape)
         numeric = (loss(1e-5 * direction) - loss(-1e-5 * direction)) / 2e-5
         assert numeric == pytest.approx((gradient * direction).sum(), rel=1e-6)
-
-
-def test_seeds_advance_by_the_draws_of_every_micro_batch():
-    x, y = rows(16)
-    model = tfgpipe.GPipe([kl.Dense(4), kl.Dropout(0.5), kl.Dense(2)], 3, 4)
-    model.compile("sgd", "mse")
-    model.fit(x, y, batch_size=8, verbose=0)
-    state = model.sequence[1].seed_generator.state.numpy()
-    assert state[1] == 2 * 4  # steps x micro-batches
 
 
 # ----------------------------------------------------------------- the others
@@ -491,13 +465,6 @@ def test_state_of_equal_or_mean_values_is_that_of_keras(rule, start, rows):
         if a.dtype == np.float32 or not np.isfinite(a).all():
             np.testing.assert_array_equal(b, a)
         np.testing.assert_allclose(b, a, 1e-10, 1e-12)
-
-
-def test_equal_metrics_of_replicas_stay_what_they_are():
-    values = [tf.constant([0.1, np.inf, 2.0])] * 2
-    others = [tf.constant([0.1, np.inf, 5.0])]
-    mean = merged_metric(values + others, "mean")
-    np.testing.assert_array_equal(mean, tf.constant([0.1, np.inf, 3.0]))
 
 
 class Unordered(kl.Layer):

@@ -166,17 +166,6 @@ def test_merged_graphs_train_in_one_micro_batch(k, kwargs):
     assert_close(trained(model, batches), expected)
 
 
-@pytest.mark.parametrize("i", [0, -1])
-def test_merged_graphs_of_known_sizes_train_in_one_micro_batch(i):
-    batch = batches_of_merged()[i]
-    found = []
-    for model in (model_of_merged(), tfgpipe.GPipe(model_of_merged(), 2, 1)):
-        model.compile(sgd(), "mse", metrics=["mae"])
-        logs = [model.train_on_batch(*batch) for _ in range(3)]
-        found.append((logs, weights(model)))
-    assert_close(found[1], found[0])
-
-
 def test_merged_graphs_are_split_when_they_are_padded():
     batches = [(merged(x), y) for x, y in graphs()]
     made = model_of_merged(False)
@@ -190,33 +179,6 @@ def test_merged_graphs_are_split_when_they_are_padded():
     # are edges or graphs.
     _, *found = trained(tfgpipe.GPipe(model_of_padded(), 2, 2), batches)
     assert_close([found[0], found[2]], [expected[0], expected[2]])
-
-
-@pytest.mark.parametrize("loss", ["mse", "huber"])
-def test_one_label_for_all_rows_is_divided_as_in_keras(loss):
-    def make():
-        keras.utils.set_random_seed(1)
-        return keras.Sequential(
-            [keras.Input((3,)), kl.Dense(4, "tanh"), kl.Dense(1)]
-        )
-
-    batches = [(normal(5, 3), normal(1, 1)), (normal(4, 3), normal(4, 1))]
-    batches.append(batches[0])
-    expected = trained(make(), batches, loss)
-    model = tfgpipe.GPipe(make(), 2, 1)
-    assert_close(trained(model, batches, loss), expected)
-
-
-def test_a_step_of_merged_graphs_is_checked_and_runs_eagerly():
-    x, y = graphs()[0]
-    model = tfgpipe.GPipe(model_of_merged(), 2, 1)
-    model.compile(sgd(), "mse")
-    assert tfgpipe.check(model, merged(x), y).is_exact
-    model.compile(sgd(), "mse", run_eagerly=True)
-    plain = model_of_merged()
-    plain.compile(sgd(), "mse", run_eagerly=True)
-    batch = merged(x), y
-    assert_close(model.train_on_batch(*batch), plain.train_on_batch(*batch))
 
 
 # ------------------------------------------------- layers that devices wait for
