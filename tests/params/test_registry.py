@@ -1,7 +1,6 @@
 """Experiments: the registry, overrides, and the optimizer they describe."""
 
 import dataclasses
-import doctest
 
 import keras
 import numpy as np
@@ -9,15 +8,7 @@ import pytest
 
 import params
 from params import (
-    batches,
-    datasets,
-    images,
-    language_shares,
-    names,
-    optimizer,
-    ragged,
     registry,
-    text_files,
 )
 from params.images import Images
 from params.optimizer import InverseSquareRoot, Optimizer
@@ -194,14 +185,3 @@ def test_bad_optimizer_is_one_error_that_names_all():
         "epsilon",
     ):
         assert f"{name}=" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        *(batches, datasets, images, language_shares, names, optimizer),
-        *(ragged, text_files),
-    ],
-)
-def test_examples_in_the_docstrings_run(module):
-    assert doctest.testmod(module).failed == 0

@@ -15,6 +15,7 @@ from kinds import (
     built,
 )
 from own_layers import Fixed, Hidden
+from quick import quick
 from sharing_layers import Tied
 from weight_layers import MomentsReader
 
@@ -28,24 +29,6 @@ class AddsLoss(kl.Layer):
     def call(self, x):
         self.add_loss(keras.ops.mean(keras.ops.square(x)))
         return x
-
-
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_losses_that_only_a_closure_adds_do_not_count(eagerly):
-    """Keras does not find the layer; it does where it is in the list, too."""
-
-    def make():
-        dense = built(3, 3, activity_regularizer="l1")
-        listed, hidden = AddsLoss(), AddsLoss()
-        return [
-            keras.Input((3,)),
-            kl.Lambda(lambda x: dense(x)),
-            listed,
-            kl.Lambda(lambda x: hidden(listed(x))),
-            kl.Dense(2),
-        ]
-
-    check(make, normal(3), normal(2), [(1, 1), (3, 2)], run_eagerly=eagerly)
 
 
 # ------------------------------------------------------------- `training`
@@ -82,12 +65,6 @@ def reads_later():
 
 def reads_frozen():
     return reads_earlier(trainable=False)
-
-
-@pytest.mark.parametrize("make", [reads_earlier, reads_later, reads_frozen])
-def test_weights_read_by_a_closure_are_trained(make):
-    """Their gradient was lost where the reader was in another cell."""
-    check(make, normal(3), normal(2), [(4, 3)])
 
 
 @keras.saving.register_keras_serializable("between")
@@ -135,24 +112,6 @@ def test_moving_statistics_read_after_they_moved_are_refused(k, eagerly):
     with pytest.raises(ValueError, match="must not read the moving statistics"):
         model.train_on_batch(normal(2), normal(2))
     model.predict(normal(2), verbose=0)
-
-
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_layers_inside_a_frozen_block_are_trained_as_in_keras():
-    """Keras looks at the variables: `trainable=False` came before them."""
-
-    def make():
-        block = Hidden(kl.Dense(4, "tanh"), trainable=False)
-        later = Hidden(kl.Dense(4, "tanh"))
-        later.trainable = False
-        tied = Tied(block.inner, trainable=False)
-        return [keras.Input((3,)), block, later, tied, kl.Dense(2)]
-
-    data = normal(3), normal(2)
-    layers = make()
-    keras.Sequential(layers)
-    assert len(layers[1].inner.trainable_variables) == 2
-    check(make, *data, [(4, 3)])
 
 
 # ---------------------------------------------- functions inside of layers
@@ -213,15 +172,6 @@ class Rounded(Recomputed):
         )
 
 
-def test_weights_as_arguments_of_a_custom_gradient_are_trained():
-    def make():
-        return [keras.Input((4,)), kl.Dense(4), Rounded(None), kl.Dense(2)]
-
-    # Eagerly, Keras's own variables are none to such a gradient.
-    data = normal(4)[:4], normal(2)[:4]
-    check(make, *data, [(3, 1)], run_eagerly=False)
-
-
 class Sometimes(kl.Layer):
     """Has a layer in a branch."""
 
@@ -268,14 +218,6 @@ class InFunction(kl.Layer):
         return self.function(x) if training else x
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
-def test_random_numbers_in_a_function_are_those_of_keras(eagerly):
-    def make():
-        return [keras.Input((3,)), kl.Dense(3), InFunction(), kl.Dense(2)]
-
-    check(make, normal(3), normal(2), [(3, 1)], run_eagerly=eagerly)
-
-
 class Keeps(kl.Layer):
     def call(self, x):
         self.kept = x
@@ -291,11 +233,73 @@ class Uses(kl.Layer):
         return x + self.keeps.kept
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
-def test_tensors_kept_in_attributes_cross_as_others_do(eagerly):
-    def make():
-        keeps = Keeps()
-        return [keras.Input((2,)), kl.Dense(2), keeps, kl.Dense(2), Uses(keeps)]
+# ------------------------------------------------------------------- one table
+def adds_by_a_closure():
+    """Keras does not find the layer; it does where it is in the list, too."""
+    dense = built(3, 3, activity_regularizer="l1")
+    listed, hidden = AddsLoss(), AddsLoss()
+    return [
+        keras.Input((3,)),
+        kl.Lambda(lambda x: dense(x)),
+        listed,
+        kl.Lambda(lambda x: hidden(listed(x))),
+        kl.Dense(2),
+    ]
 
-    points = [(1, 1), (1, 2), (4, 1), (4, 2)]
-    check(make, normal(2), normal(2), points, run_eagerly=eagerly)
+
+def inside_a_frozen_block():
+    """Keras looks at the variables: `trainable=False` came before them."""
+    block = Hidden(kl.Dense(4, "tanh"), trainable=False)
+    later = Hidden(kl.Dense(4, "tanh"))
+    later.trainable = False
+    tied = Tied(block.inner, trainable=False)
+    return [keras.Input((3,)), block, later, tied, kl.Dense(2)]
+
+
+def straight_through_weights():
+    return [keras.Input((4,)), kl.Dense(4), Rounded(None), kl.Dense(2)]
+
+
+def draws_in_a_function():
+    return [keras.Input((3,)), kl.Dense(3), InFunction(), kl.Dense(2)]
+
+
+def keeps_in_attributes():
+    keeps = Keeps()
+    return [keras.Input((3,)), kl.Dense(2), keeps, kl.Dense(2), Uses(keeps)]
+
+
+# Layers, and points of K and M.
+TABLE = {
+    adds_by_a_closure: [(1, 1), (3, 2)],
+    draws_in_a_function: [(3, 1)],
+    inside_a_frozen_block: [(4, 3)],
+    keeps_in_attributes: [(1, 1), (1, 2), (4, 1), (4, 2)],
+    # Their gradient was lost where the reader was in another cell.
+    reads_earlier: [(4, 3)],
+    reads_frozen: [(4, 3)],
+    reads_later: [(4, 3)],
+    straight_through_weights: [(3, 1)],
+}
+# Keras's own variables are none to such a gradient then.
+NOT_EAGERLY = (straight_through_weights,)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize(
+    ("make", "eagerly"),
+    quick(
+        [
+            *((make, False) for make in TABLE),
+            *((make, True) for make in TABLE if make not in NOT_EAGERLY),
+        ],
+        [
+            *((make, False) for make in TABLE),
+            (draws_in_a_function, True),
+            (keeps_in_attributes, True),
+        ],
+    ),
+)
+def test_layers_train_as_in_keras(make, eagerly):
+    data = normal(make()[0].shape[-1])
+    check(make, data, normal(2), TABLE[make], run_eagerly=eagerly)

@@ -462,32 +462,9 @@ class Similarities(kl.Layer):
         return keras.ops.matmul(x, keras.ops.transpose(x))
 
 
-class OfSequences(kl.Layer):
-    def call(self, x):
-        x = keras.ops.mean(x, 1)
-        return keras.ops.matmul(x, keras.ops.transpose(x))
-
-
-class Constant(kl.Layer):
-    def call(self, x):
-        return keras.ops.sum(x, 0, keepdims=True)
-
-
 class Twice(kl.Layer):
     def call(self, x):
         return keras.ops.concatenate([x, x], 0)
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [(Similarities, (3,)), (OfSequences, (None, 3)), (Constant, (3,))],
-)
-def test_outputs_across_rows_are_refused_when_built(layer, shape):
-    """They were computed in micro-batches, and joined to a wrong shape."""
-    layers = [keras.Input(shape), kl.Dense(4), layer(name="across")]
-    with pytest.raises(ValueError, match=r"row for each row.*'across'"):
-        tfgpipe.GPipe(layers, 2, 2)
-    tfgpipe.GPipe(layers, 2, 1)
 
 
 def test_an_axis_of_all_rows_inside_of_a_list_is_tried():

@@ -1,7 +1,6 @@
 """Fixed random cases, which are equal to plain Keras or refused by name.
 
-`make fuzz` runs others. What is told here by name went wrong once: the layers,
-losses and files whose faults the random cases must be able to find.
+`make fuzz` runs others.
 """
 
 import collections
@@ -113,103 +112,12 @@ def test_cases_of_the_suite_have_all_that_thousands_have():
     assert set().union(*map(covered, CASES)) >= every
 
 
-# ------------------------------------------------------------- told by name
 def dense(name, **options):
     return Spec(name, "dense", {"units": 4, **options})
 
 
 def dropout(name, **options):
     return Spec(name, "dropout", {"rate": 0.4, **options})
-
-
-TOLD = {
-    "training leaks out of a layer": Case(
-        layers=(
-            Spec("a", "fixed", {"inner": "dropout", "value": False}),
-            dropout("b"),
-            dense("c"),
-        ),
-        num_partitions=1,
-        other_partitions=3,
-        then="another K",
-    ),
-    "a closure reads a weight of another cell": Case(
-        layers=(
-            dense("a"),
-            Spec("b", "closure", {"of": "a"}),
-            dense("c"),
-        ),
-        num_partitions=3,
-        num_micro_batches=2,
-    ),
-    "a closure reads a weight of a later layer": Case(
-        layers=(
-            Spec("a", "closure", {"of": "b"}),
-            dense("b", built=[None, 4]),
-        ),
-        num_partitions=1,
-        other_partitions=2,
-        then="another K",
-    ),
-    "hinge looks at all labels": Case(
-        layers=(dense("a"),),
-        losses="Hinge",
-        labels="ternary",
-        num_micro_batches=3,
-    ),
-    "squared hinge looks at all labels": Case(
-        layers=(dense("a"),),
-        losses="SquaredHinge",
-        labels="ternary",
-        num_micro_batches=3,
-    ),
-    "hinge as a metric": Case(
-        layers=(dense("a"),),
-        losses="OwnWhole",
-        labels="ternary",
-        metrics=("Hinge",),
-        num_micro_batches=3,
-    ),
-    "a loss object is a metric": Case(
-        layers=(dense("a"),),
-        metrics=("loss MeanSquaredError",),
-        rows=7,
-        batch_size=7,
-        num_micro_batches=3,
-    ),
-    "a dropout of two cells in a file": Case(
-        layers=(
-            dropout("a"),
-            dense("b"),
-            Spec("c", "again", {"of": "a"}),
-            dense("d"),
-        ),
-        num_partitions=1,
-        other_partitions=4,
-        then="file",
-    ),
-    "seeds of two cells in a file of weights": Case(
-        layers=(
-            Spec("a", "noise_of_shared_seeds"),
-            dense("b"),
-            Spec("c", "noise_of_shared_seeds"),
-            dense("d"),
-        ),
-        num_partitions=4,
-        other_partitions=1,
-        then="weights",
-    ),
-}
-
-
-# Each has a fast test of its own: what layers do to each other in
-# `test_between_layers.py`, hinge and losses as metrics in `test_row_wise.py`,
-# seeds that cells share in `test_saving.py`.
-@pytest.mark.slow
-@pytest.mark.parametrize("story", TOLD)
-def test_story_is_equal_to_keras(story):
-    found = compare.run(TOLD[story])
-    assert found.kind == "passed", found.detail
 
 
 # ------------------------------------------------------------- the generator

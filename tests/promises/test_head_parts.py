@@ -216,43 +216,6 @@ def test_what_comes_to_the_head_may_have_no_rows(length):
     assert_close(*found)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-def test_a_table_that_the_head_shares(tmp_path):
-    """As language models have it; and read from a file."""
-    keras_hub = pytest.importorskip("keras_hub")
-    from tiny_presets import TEXT
-
-    def make():
-        keras.utils.set_random_seed(0)
-        backbone = keras_hub.models.GPT2Backbone(
-            num_heads=2, max_sequence_length=8, dropout=0.0, **TEXT
-        )
-        return keras_hub.models.GPT2CausalLM(backbone)
-
-    x = {
-        "token_ids": np.random.default_rng(0).integers(0, 60, (10, 8)),
-        "padding_mask": np.random.default_rng(1).random((10, 8)) < 0.8,
-    }
-    y = np.roll(x["token_ids"], -1, 1)
-    found = []
-    for wrap in (
-        lambda model: model,
-        lambda model: tfgpipe.GPipe(model, 2, 2, head_parts=2),
-    ):
-        model = wrap(make())
-        model.compile(keras.optimizers.SGD(0.5), loss=LOSS(from_logits=True))
-        history = model.fit(x, y, batch_size=10, shuffle=False, verbose=0)
-        found.append([history.history["loss"]])
-        found[-1].append(model.get_weights())
-    assert_close(*found)
-    model.save(tmp_path / "model.keras")
-    for parts in (2, 1):
-        changes = {"head_parts": 1} if parts == 1 else {}
-        loaded = tfgpipe.load_model(tmp_path / "model.keras", **changes)
-        assert loaded.get_config()["head_parts"] == parts
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

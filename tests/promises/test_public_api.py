@@ -3,6 +3,7 @@
 import inspect
 
 import keras
+import pytest
 
 import tfgpipe
 from tfgpipe import hosts
@@ -55,97 +56,44 @@ def parameters(function):
     return shown
 
 
-def test_constructor_takes_the_arguments_it_promises():
-    assert parameters(tfgpipe.GPipe.__init__) == [
-        "self",
-        "layers",
-        "num_partitions=None",
-        "num_micro_batches=None",
-        "{devices=None}",
-        "{layers_per_cell=None}",
-        "{schedule='gpipe'}",
-        "{remat='except_last'}",
-        "{remat_groups=None}",
-        "{gradient_dtype=None}",
-        "{skip_nonfinite=False}",
-        "{skip_outliers=None}",
-        "{costs='flops'}",
-        "{trial='warn'}",
-        "{weights_on='devices'}",
-        "{head_parts=1}",
-        "{shards=None}",
-        "{name=None}",
-        "**kwargs",
-    ]
+ARGUMENTS = {
+    tfgpipe.GPipe.__init__: """
+        self layers num_partitions=None num_micro_batches=None {devices=None}
+        {layers_per_cell=None} {schedule='gpipe'} {remat='except_last'}
+        {remat_groups=None} {gradient_dtype=None} {skip_nonfinite=False}
+        {skip_outliers=None} {costs='flops'} {trial='warn'}
+        {weights_on='devices'} {head_parts=1} {shards=None} {name=None}
+        **kwargs
+    """,
+    tfgpipe.GPipe.loss_and_gradients: """
+        self x y=None sample_weight=None {update_metrics=True}
+    """,
+    tfgpipe.check: "model x y=None sample_weight=None",
+    tfgpipe.load_model: """
+        path num_partitions=None num_micro_batches=None devices=None **changes
+    """,
+    tfgpipe.plot_cells: "model to_file='cells.png'",
+    tfgpipe.profile: """
+        layers x y=None {loss=None} {micro_batch_sizes=None} {device=None}
+        {seconds=30.0} {jit_compile='auto'} {optimizer='adam'} {verbose='auto'}
+    """,
+    hosts.connect: """
+        workers num_devices=1 {timeout=60.0} {secret_file=None}
+        {allow_any_host=False}
+    """,
+    tfgpipe.PipelineStrategy.__init__: """
+        self num_replicas num_partitions devices=None
+    """,
+    tfgpipe.PipelineStrategy.from_strategy: "strategy num_partitions",
+    tfgpipe.TPUPipelineStrategy.from_strategy: "strategy num_partitions",
+}
 
 
-def test_profile_takes_the_arguments_it_promises():
-    assert parameters(tfgpipe.profile) == [
-        "layers",
-        "x",
-        "y=None",
-        "{loss=None}",
-        "{micro_batch_sizes=None}",
-        "{device=None}",
-        "{seconds=30.0}",
-        "{jit_compile='auto'}",
-        "{optimizer='adam'}",
-        "{verbose='auto'}",
-    ]
-
-
-def test_check_takes_the_arguments_it_promises():
-    assert parameters(tfgpipe.check) == [
-        "model",
-        "x",
-        "y=None",
-        "sample_weight=None",
-    ]
-
-
-def test_loss_and_gradients_takes_the_arguments_it_promises():
-    assert parameters(tfgpipe.GPipe.loss_and_gradients) == [
-        "self",
-        "x",
-        "y=None",
-        "sample_weight=None",
-        "{update_metrics=True}",
-    ]
-
-
-def test_plot_cells_takes_the_arguments_it_promises():
-    assert parameters(tfgpipe.plot_cells) == ["model", "to_file='cells.png'"]
-
-
-def test_load_model_takes_the_arguments_it_promises():
-    assert parameters(tfgpipe.load_model) == [
-        "path",
-        "num_partitions=None",
-        "num_micro_batches=None",
-        "devices=None",
-        "**changes",
-    ]
-
-
-def test_hosts_are_connected_by_the_arguments_that_are_promised():
-    assert parameters(hosts.connect) == [
-        "workers",
-        "num_devices=1",
-        "{timeout=60.0}",
-        "{secret_file=None}",
-        "{allow_any_host=False}",
-    ]
-
-
-def test_strategies_take_the_arguments_they_promise():
-    assert parameters(tfgpipe.PipelineStrategy.__init__) == [
-        "self",
-        "num_replicas",
-        "num_partitions",
-        "devices=None",
-    ]
-    for cls in (tfgpipe.PipelineStrategy, tfgpipe.TPUPipelineStrategy):
-        assert parameters(cls.from_strategy) == ["strategy", "num_partitions"]
+@pytest.mark.parametrize(
+    "function", ARGUMENTS, ids=lambda function: function.__qualname__
+)
+def test_functions_take_the_arguments_they_promise(function):
+    assert parameters(function) == ARGUMENTS[function].split()
 
 
 def test_cells_are_plain_records():

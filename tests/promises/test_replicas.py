@@ -39,9 +39,6 @@ from tiny import (
 import tfgpipe
 from tfgpipe import internals
 
-# ------------------------------------------------------ who computes what
-
-
 # ------------------------------------------------------- the numbers of Keras
 # (kind, R, K, M, schedule, optimizer, rows of a batch)
 CASES = [

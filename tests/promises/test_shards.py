@@ -119,46 +119,6 @@ def test_layers_with_lora_are_those_of_keras():
     assert_close(found, expected, 1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-def test_frozen_layers_are_sent_in_columns_too():
-    def frozen():
-        model = words()
-        model.get_layer("heads").trainable = False
-        return model
-
-    model = pipeline(frozen())
-    assert_close(fitted(model), fitted(frozen()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision_is_that_of_whole_layers(dtype):
-    # Adam would divide what was rounded by itself.
-    sgd = keras.optimizers.SGD
-    whole = pipeline(words(True, dtype, is_plain=True), shards=None)
-    model = pipeline(words(True, dtype, is_plain=True))
-    assert_close(fitted(model, sgd(0.1)), fitted(whole, sgd(0.1)), 0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-def test_each_replica_has_its_own_shards():
-    expected = fitted(words())
-    with tfgpipe.PipelineStrategy(2, 2, names(4)).scope():
-        assert_close(
-            fitted(tfgpipe.GPipe(words(), 2, 2, shards=SHARDS)), expected
-        )
-    with tfgpipe.PipelineStrategy(2, 2, names(4)).scope():
-        model = tfgpipe.GPipe(
-            words(), 2, 2, shards={"heads": names(8)[4:], "words": 2}
-        )
-        assert_close(fitted(model), expected)
-    assert [name[-5:] for name in model.devices] == [
-        f"{name[:3]}:{i}" for name, i in zip(names(8), (0, 1, 4, 5, 2, 3, 6, 7))
-    ]
-
-
 def test_devices_get_their_columns_alone():
     """What each device takes of the weights and of their gradients."""
     model = pipeline(words(), shards={"heads": names(8)[5:8]})

@@ -77,21 +77,6 @@ def made_frozen():
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize(
-    "make", [built_and_frozen, frozen_by_itself, made_frozen]
-)
-@EVERYWHERE
-def test_weights_unfrozen_after_they_were_placed_are_trained_as_in_keras(
-    make, k, eagerly
-):
-    """Regularisers and tapes missed them, whose storage was made frozen.
-
-    Keras's own tape misses those that were made with `trainable=False`.
-    """
-    compared(make, k, eagerly)
-
-
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_loss_that_reads_a_weight_made_frozen_does_not_train_it():
     layers = []
 
@@ -104,17 +89,6 @@ def test_loss_that_reads_a_weight_made_frozen_does_not_train_it():
         return keras.ops.mean((y_true - y_pred) ** 2) + scale
 
     compared(make, 1, False, loss=loss)
-
-
-# ------------------------------------------------------ scopes inside layers
-@EVERYWHERE
-def test_scope_of_a_layer_reads_what_the_layer_reads(k, eagerly):
-    """It read storage: state of the last step, weights without a gradient."""
-    compared(
-        lambda: [kl.Dense(4, "tanh"), Substituted(kl.Dense(4)), kl.Dense(2)],
-        k,
-        eagerly,
-    )
 
 
 # ------------------------------------------------------- tapes inside layers
@@ -163,16 +137,6 @@ class Differentiating(kl.Layer):
         return tape.gradient(energy, self.scale) * self.scale
 
 
-@EVERYWHERE
-def test_tape_in_a_layer_differentiates_by_its_weights(k, eagerly):
-    """Inside, a weight had no handle; and what was read before, counted."""
-    compared(
-        lambda: [kl.Dense(4, "tanh"), Differentiating(), kl.Dense(2)],
-        k,
-        eagerly,
-    )
-
-
 # --------------------------------------------------- storage that layers keep
 def kept(use, **arguments):
     """Layers of which one uses the storage of another's weight."""
@@ -193,13 +157,6 @@ def in_control_flow(x, kernel):
     return tf.while_loop(
         lambda i, h: i < 2, lambda i, h: (i + 1, step(h)), [0, x]
     )[1]
-
-
-@pytest.mark.parametrize("use", [by_operations, in_control_flow])
-@EVERYWHERE
-def test_storage_that_a_layer_keeps_is_that_of_the_weight(use, k, eagerly):
-    """It was captured: without a gradient, and left behind on its device."""
-    compared(lambda: [*kept(use), kl.Dense(2)], k, eagerly)
 
 
 def assigning(x, kernel):
@@ -238,30 +195,60 @@ def test_storage_that_is_used_by_itself_is_refused(use, k, eagerly):
         model.train_on_batch(normal(4), normal(2))
 
 
-@EVERYWHERE
-def test_storage_that_operations_read_is_that_of_the_weight(k, eagerly):
-    def make():
-        return [*kept(lambda x, kernel: x @ tf.tanh(kernel)), kl.Dense(2)]
-
-    compared(make, k, eagerly)
-
-
-@EVERYWHERE
-def test_tape_by_a_weight_of_another_layer(k, eagerly):
+def differentiates_another():
     """Of another cell, too: which weights it reads is found out on the way."""
+    dense = kl.Dense(4)
+    dense.build((None, 4))
 
-    def make():
-        dense = kl.Dense(4)
-        dense.build((None, 4))
+    def differentiate(x):
+        with tf.GradientTape() as tape:
+            energy = tf.reduce_sum(tf.tanh(dense.kernel) ** 2)
+        return keras.ops.matmul(x, tape.gradient(energy, dense.kernel))
 
-        def differentiate(x):
-            with tf.GradientTape() as tape:
-                energy = tf.reduce_sum(tf.tanh(dense.kernel) ** 2)
-            return keras.ops.matmul(x, tape.gradient(energy, dense.kernel))
+    return [dense, kl.Lambda(differentiate), kl.Dense(2)]
 
-        return [dense, kl.Lambda(differentiate), kl.Dense(2)]
 
-    compared(make, k, eagerly)
+def around(*layers):
+    return lambda: [kl.Dense(4, "tanh"), *(make() for make in layers)]
+
+
+# What was missed: regularisers and tapes of weights that were made frozen;
+# storage that a scope, a tape or a layer reads by itself.
+READING = {
+    "built and frozen": built_and_frozen,
+    "frozen by itself": frozen_by_itself,
+    "made frozen": made_frozen,
+    "a scope": around(lambda: Substituted(kl.Dense(4)), lambda: kl.Dense(2)),
+    "a tape": around(Differentiating, lambda: kl.Dense(2)),
+    "a tape of another layer": differentiates_another,
+    "operations": lambda: [*kept(by_operations), kl.Dense(2)],
+    "control flow": lambda: [*kept(in_control_flow), kl.Dense(2)],
+    "a function": lambda: [
+        *kept(lambda x, kernel: x @ tf.tanh(kernel)),
+        kl.Dense(2),
+    ],
+}
+EAGERLY = ("made frozen", "a tape", "control flow")
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize(
+    ("name", "k", "eagerly"),
+    quick(
+        [
+            (name, *how)
+            for name in READING
+            for how in ((1, False), (2, False), (2, True))
+        ],
+        [
+            *((name, 2, False) for name in READING),
+            *((name, 2, True) for name in EAGERLY),
+        ],
+    ),
+)
+def test_what_is_kept_of_a_weight_is_the_weight(name, k, eagerly):
+    """Keras's own tape misses those that were made with `trainable=False`."""
+    compared(READING[name], k, eagerly)
 
 
 # -------------------------------------------------- what a step assigns later

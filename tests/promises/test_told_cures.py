@@ -44,7 +44,6 @@ def documented(page, name):
 # ------------------------------------------------------------- merged graphs
 # Nodes of each graph of a mini-batch.
 SIZES = [(3, 2, 4, 2), (2, 5, 3, 3), (4, 1, 1, 2)]
-MOST_NODES = 5
 
 
 def graphs(seed=0):
@@ -73,17 +72,6 @@ def merged(batch):
     }
 
 
-def padded(batch):
-    nodes = np.zeros((ROWS, MOST_NODES, 3))
-    links = np.zeros((ROWS, MOST_NODES, MOST_NODES))
-    is_node = np.zeros((ROWS, MOST_NODES, 1))
-    for i, (own, edges) in enumerate(batch):
-        nodes[i, : len(own)] = own
-        is_node[i, : len(own)] = 1.0
-        np.add.at(links[i], (edges[:, 1], edges[:, 0]), 1.0)
-    return {"nodes": nodes, "links": links, "is_node": is_node}
-
-
 class Sent(kl.Layer):
     """What a node has, and what comes to it along the edges."""
 
@@ -101,30 +89,15 @@ class MeanOfGraphs(kl.Layer):
         return tf.math.segment_mean(*inputs)
 
 
-def model_of_merged(normalises=True):
+def model_of_merged():
     keras.utils.set_random_seed(1)
     nodes, ids = keras.Input((3,), name="nodes"), keras.Input((), name="ids")
     edges = keras.Input((2,), dtype="int32", name="edges")
     h = kl.Dense(8, "tanh")(Sent()([nodes, edges]))
-    if normalises:
-        h = kl.BatchNormalization()(kl.Dropout(0.2, seed=3)(h))
+    h = kl.BatchNormalization()(kl.Dropout(0.2, seed=3)(h))
     h = kl.Dense(8, "tanh")(Sent()([h, edges]))
     means = MeanOfGraphs()([h, ops.cast(ids, "int32")])
     inputs = {"nodes": nodes, "edges": edges, "ids": ids}
-    return keras.Model(inputs, kl.Dense(1)(means))
-
-
-def model_of_padded():
-    keras.utils.set_random_seed(1)
-    nodes = keras.Input((MOST_NODES, 3), name="nodes")
-    links = keras.Input((MOST_NODES, MOST_NODES), name="links")
-    is_node = keras.Input((MOST_NODES, 1), name="is_node")
-    h = nodes
-    for _ in range(2):
-        sent = ops.concatenate([h, ops.matmul(links, h)], -1)
-        h = kl.Dense(8, "tanh")(sent)
-    means = ops.sum(h * is_node, 1) / ops.sum(is_node, 1)
-    inputs = {"nodes": nodes, "links": links, "is_node": is_node}
     return keras.Model(inputs, kl.Dense(1)(means))
 
 
@@ -164,21 +137,6 @@ def test_merged_graphs_train_in_one_micro_batch(k, kwargs):
     expected = trained(model_of_merged(), batches)
     model = tfgpipe.GPipe(model_of_merged(), k, 1, **kwargs)
     assert_close(trained(model, batches), expected)
-
-
-def test_merged_graphs_are_split_when_they_are_padded():
-    batches = [(merged(x), y) for x, y in graphs()]
-    made = model_of_merged(False)
-    model = tfgpipe.GPipe(made, 2, 2)
-    model.compile(sgd(), "mse")
-    message = told(ValueError, model.train_on_batch, *batches[0])
-    assert "pass num_micro_batches=1 and no replicas, or pad them" in message
-    _, *expected = trained(model_of_merged(False), batches)
-    batches = [(padded(x), y) for x, y in graphs()]
-    # Keras weighs the losses of an epoch by the rows of the first input, which
-    # are edges or graphs.
-    _, *found = trained(tfgpipe.GPipe(model_of_padded(), 2, 2), batches)
-    assert_close([found[0], found[2]], [expected[0], expected[2]])
 
 
 # ------------------------------------------------- layers that devices wait for
