@@ -12,14 +12,9 @@ _HEAD = (
     "model",
     "K",
     "M",
-    "steps",
-    "loss",
     "weights",
-    "outputs",
     "last bit",
-    "bits",
     "balance",
-    "KB a row",
     "first step",
     "step",
 )
@@ -27,20 +22,21 @@ _HEAD = (
 _TEXT = """\
 # Models
 
-Published models, made small, and models with a `call` of their own, as they
-train in a `GPipe` of {k} cells: three steps of a mini-batch of four rows, then
-`evaluate` and `predict`, in float64, beside plain Keras from the same weights;
-see [functional models](your_model.md#functional-models). Models with batch
+For those who ask whether their kind of model trains as in plain Keras.
+Published models, made small, and models with a `call` of their own train in a
+`GPipe` of {k} cells: three steps of a mini-batch of four rows, then `evaluate`
+and `predict`, in float64, from the same weights. Models with batch
 normalisation, or with dropout that no argument turns off, have M = 1 here, the
 others M = 4: with several micro-batches they differ from Keras [by
-design](exactness.md#differences-by-design). Those of KerasHub need
-`pip install '.[examples]'`. This page is what
+design](exactness.md#differences-by-design). This page is what
 
 ```sh
+pip install '.[examples]'
 .venv/bin/python -m tools.zoo --output=docs/models.md
 ```
 
-wrote, with {versions}.
+wrote, with {versions}. `models.json`
+beside it has more columns.
 
 {summary}
 
@@ -49,24 +45,17 @@ wrote, with {versions}.
 * [A call of their own](#a-call-of-their-own)
 * [What does not work](#what-does-not-work)
 
-In the tables:
+The columns:
 
-* K: cells, at most as many as the model has steps. M: micro-batches.
-* steps: calls of layers and operations, between which cells may begin.
-* loss, weights, outputs: the largest difference from plain Keras, relative for
-  losses; for variables, and for the outputs of `predict`, by the largest value.
-  Differences of outputs such as 0 or 2e-254 are those of a saturated softmax,
-  whose outputs are 0 or 1: they say nothing, the weights do.
-* last bit: where the weights differ by more than {exact:.0e}, by how much those
-  of plain Keras differ if it begins with weights whose last bit is another.
-  Some models compute in float32 inside, which does not see that bit.
-* bits: whether two and K cells give the same weights to the last bit.
+* K: cells, at most as many as the model has calls. M: micro-batches.
+* weights: the largest difference from plain Keras, by the largest value.
+* last bit: where that is more than {exact:.0e}, the difference of plain Keras
+  from itself, if it begins with weights whose last bit is another. Models that
+  compute in float32 inside do not see that bit.
 * balance: cost of the largest cell by that of the mean.
-* KB a row: what crosses from each cell to the next.
-* first step: CPU seconds until it is done, by those of plain Keras.
-* step: CPU seconds of a `fit` of one later step in one cell, by those of plain
-  Keras. Reading the data is part of it. Tasks of KerasHub read arrays otherwise
-  than Keras, in 0.05 s less: that is the 2 to 3 of the smallest of them.
+* first step, step: CPU seconds until the first step is done, and of a `fit` of
+  a later one in one cell, by those of plain Keras. Tasks of KerasHub read
+  arrays in 0.05 s less than Keras: that is the 2 to 3 of the smallest.
 
 ## Keras Applications
 
@@ -143,14 +132,9 @@ def _cells(row: Row) -> list[str]:
     return [
         str(row.num_cells),
         str(row.num_micro_batches),
-        str(row.num_steps),
-        f"{row.loss:.0e}",
         f"{row.weights:.0e}",
-        f"{row.outputs:.0e}",
         "" if row.keras is None else f"{row.keras:.0e}",
-        "same" if row.is_bit_identical else "differ",
         f"{row.balance:.2f}",
-        " ".join(f"{size:g}" for size in row.kilobytes),
         f"{row.first_step:.1f}",
         f"{row.step:.2f}",
     ]
