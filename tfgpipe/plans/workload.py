@@ -25,8 +25,10 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import KeptTensors, LayerSize
@@ -315,8 +317,6 @@ class Workload:
         memory = [size.memory for size in sizes]
         self._kept = KeptTensors(memory, rows)
         self._reaches = [step.reaches for step in memory]
-        self._crossing = _sums(step.crossing.at(rows) for step in memory)
-        self._sparse = _sums(step.sparse.at(rows) for step in memory)
         self._forward = [  # its inputs are there, too
             before + step.forward.at(rows)
             for before, step in zip(self._live, memory)
@@ -326,9 +326,18 @@ class Workload:
         self._backward[-1:] = [
             max(0.0, step - self._live[-1]) for step in self._backward[-1:]
         ]
-        self._weights = _sums(size.weight_bytes for size in sizes)
-        self._slots = _sums(size.slot_bytes for size in sizes)
-        self._gradients = _sums(size.gradient_bytes for size in sizes)
+        added = [
+            (
+                size.memory.crossing.at(rows),
+                size.memory.sparse.at(rows),
+                size.weight_bytes,
+                size.slot_bytes,
+                size.gradient_bytes,
+            )
+            for size in sizes
+        ]
+        # Of the layers before each, so that differences are of some in a row.
+        self._added = np.cumsum([[0.0] * 5, *added], axis=0)
 
     @property
     def is_compiled(self) -> bool:
@@ -410,14 +419,13 @@ class Workload:
 
     def cell(self, start: int, stop: int) -> CellNeeds:
         """Returns the needs of the layers from `start` to before `stop`."""
-
-        def between(sums: Sequence[float]) -> float:
-            return sums[stop] - sums[start]
-
         seconds, first = self._seconds.of_cell(start, stop), self._seconds.first
         inputs = self._kept.before(start, stop)
         count, kept = self._kept.made(start, stop)
         keeps = count > 0
+        crossing, sparse, weights, slots, gradients = (
+            self._added[stop] - self._added[start]
+        ).tolist()
         seconds["recompute"] *= keeps
         return CellNeeds(
             seconds,
@@ -435,15 +443,11 @@ class Workload:
             gradient_bytes=self._floats[start] if start > first else 0.0,
             kept=inputs + kept,
             kept_inputs=inputs,
-            crossing=between(self._crossing),
-            sparse=between(self._sparse),
+            crossing=crossing,
+            sparse=sparse,
             forward=max(self._forward[start:stop]),
             backward=max(self._backward[start:stop]),
-            weights=int(between(self._weights)),
-            slots=int(between(self._slots)),
-            gradients=int(between(self._gradients)),
+            weights=int(weights),
+            slots=int(slots),
+            gradients=int(gradients),
         )
-
-
-def _sums(values: Iterable[float]) -> list[float]:
-    return [*itertools.accumulate(values, initial=0)]

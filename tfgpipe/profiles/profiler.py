@@ -230,17 +230,7 @@ def _as_taken(source: Any, x: Any) -> tuple[Any, Any]:
     if not is_declared:
         spec = inputs_lib.data_spec(x, source.layers[0].compute_dtype)
     taken = inputs_lib.as_expected(x, spec, is_declared)
-    for declared, tensor in zip(tree.flatten(spec), tree.flatten(taken)):
-        if declared is None or tensor is None:
-            continue
-        expected, received = (
-            tf.TensorShape(t.shape)[1:] for t in (declared, tensor)
-        )
-        if not expected.is_compatible_with(received):
-            raise ValueError(
-                "`x` must have the shapes of the model's inputs. Expected: "
-                f"rows of shape {expected}. Received: rows of shape {received}."
-            )
+    inputs_lib.check_shapes(taken, spec, is_exact=True)
     return taken, spec
 
 
