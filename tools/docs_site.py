@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # By their paths in the repository, those on the site.
 _COPIES = {
     "CHANGELOG.md": "CHANGELOG.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
     "LICENSE": "LICENSE.txt",
     "data/NOTICE.md": "data/NOTICE.md",
     **{
@@ -64,7 +65,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lets links lead to where things are on the site."""
     path = page.file.src_uri
-    if path in ("index.md", "CHANGELOG.md"):
+    if path in ("index.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         markdown = markdown.replace("](docs/", "](")
     if path == "examples.md":
         markdown = re.sub(
