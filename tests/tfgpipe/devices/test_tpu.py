@@ -90,11 +90,6 @@ def test_assignment_that_cannot_be_is_refused(r, k, message):
         tfgpipe.tpu_device_assignment(TPUS["v2-8"], r, k)
 
 
-def test_assignment_of_no_topology_is_refused():
-    with pytest.raises(ValueError, match="Received: topology=None"):
-        tfgpipe.tpu_device_assignment(None, 1, 1)
-
-
 def test_tensorflow_places_logical_devices_where_cells_are(eight_cores):
     """Its own strategy on the same assignment: logical device k is cell k."""
     assignment = tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3)
@@ -152,12 +147,6 @@ def test_strategy_that_does_not_say_which_cores_are_neighbours_is_refused(
     ) in str(raised.value)
 
 
-def test_strategy_of_other_devices_is_none_of_a_tpu():
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0"])
-    with pytest.raises(ValueError, match=r"PipelineStrategy\.from_strategy"):
-        tfgpipe.TPUPipelineStrategy.from_strategy(mirrored, 1)
-
-
 def test_model_in_the_scope_of_tensorflows_strategy_is_refused(eight_cores):
     with (
         tensorflows_strategy().scope(),
@@ -166,14 +155,29 @@ def test_model_in_the_scope_of_tensorflows_strategy_is_refused(eight_cores):
         tfgpipe.GPipe([kl.Dense(1)], 1)
 
 
-def test_strategy_without_its_tpu_is_refused():
-    with pytest.raises(ValueError, match=r"lists.*'/task:0/device:TPU:0'"):
-        on_tpu(1, 2)
-
-
-def test_strategy_of_something_else_is_refused():
-    with pytest.raises(ValueError, match="Received: device_assignment=\\[4"):
-        tfgpipe.TPUPipelineStrategy([4, 2])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: on_tpu(1, 2), r"lists.*'/task:0/device:TPU:0'"),
+        (
+            lambda: tfgpipe.TPUPipelineStrategy([4, 2]),
+            r"Received: device_assignment=\[4",
+        ),
+        (
+            lambda: tfgpipe.tpu_device_assignment(None, 1, 1),
+            "Received: topology=None",
+        ),
+        (
+            lambda: tfgpipe.TPUPipelineStrategy.from_strategy(
+                tf.distribute.MirroredStrategy(["CPU:0"]), 1
+            ),
+            r"PipelineStrategy\.from_strategy",
+        ),
+    ],
+)
+def test_what_is_of_no_tpu_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 # ------------------------------------------------------------------ training

@@ -289,7 +289,7 @@ def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
     first = tfgpipe.load_model(str(folders[0] / "final.keras"))
     assert_same_weights(folders[1], first.get_weights())
 
-    (example,) = re.findall(r"```py\n(.*?)```", chapter, re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", chapter, re.DOTALL)
     names = "import numpy as np, tfgpipe\nfrom keras import layers as kl\n"
     run = Process(tmp_path, "example", "-c", names + example)
     assert run.wait() == 0, run.output
