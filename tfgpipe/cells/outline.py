@@ -23,13 +23,13 @@ from tfgpipe import internals
 from tfgpipe.cells.cell import SectionCall
 from tfgpipe.cells.model_trace import ModelCall, trace_model
 from tfgpipe.cells.sections import Home, Section
+from tfgpipe.devices import tensor_bytes
 from tfgpipe.graphs import (
     CHEAP,
     Repeat,
     TracedModel,
     TraceOptions,
     follows,
-    num_bytes,
     repeats_of,
 )
 
@@ -315,8 +315,8 @@ class _Reader:
         """Returns the bytes of one row; unknown sizes count as 1."""
         sized = self._sized.get(tensor.op.name)
         if sized is None:
-            return num_bytes(tensor)
-        return -(-num_bytes(sized.outputs[tensor.value_index]) // self._rows)
+            return tensor_bytes(tensor)
+        return -(-tensor_bytes(sized.outputs[tensor.value_index]) // self._rows)
 
     def _output(self, index: int) -> keras.KerasTensor | None:
         tensor = self.traced.outputs[index]

@@ -217,9 +217,9 @@ def _peak(
 def tensor_bytes(tensor: tf.Tensor) -> int:
     """Returns its bytes; if they are unknown, its largest input's."""
     if tensor.shape.is_fully_defined():
-        return placement.num_bytes(tensor)
+        return placement.tensor_bytes(tensor)
     known = [t for t in tensor.op.inputs if t.shape.is_fully_defined()]
-    return max(map(placement.num_bytes, known), default=0)
+    return max(map(placement.tensor_bytes, known), default=0)
 
 
 def _bytes(references: Iterable[Any]) -> int:

@@ -107,7 +107,7 @@ def bytes_between(placed: Placed, rows: int) -> int:
     micro-batch; other sizes that are not known count as 1.
     """
     weights = sum(
-        placement.num_bytes(v)
+        placement.tensor_bytes(v)
         for layer, weights_of_layer in with_weights(placed)
         if not isinstance(layer, keras.layers.Embedding)
         for v in weights_of_layer
@@ -161,9 +161,9 @@ def weight_sizes(
     trainable = [v for v in weights if v.trainable]
     return {
         "num_params": sum(map(_count, trainable)),
-        "weight_bytes": sum(map(placement.num_bytes, weights)),
+        "weight_bytes": sum(map(placement.tensor_bytes, weights)),
         "slot_bytes": sum(map(num_slot_bytes, trainable)),
-        "gradient_bytes": sum(map(placement.num_bytes, trainable)),
+        "gradient_bytes": sum(map(placement.tensor_bytes, trainable)),
     }
 
 

@@ -13,6 +13,7 @@ from tfgpipe.devices.placement import (
     Storage,
     assign_in_pieces,
     place_variables,
+    tensor_bytes,
 )
 from tfgpipe.devices.strategy import PipelineStrategy, TPUPipelineStrategy
 from tfgpipe.devices.tpu import connect_to_tpu, tpu_device_assignment
@@ -34,5 +35,6 @@ __all__ = [
     "placement",
     "resolve_device",
     "strategy",
+    "tensor_bytes",
     "tpu_device_assignment",
 ]

@@ -48,9 +48,17 @@ _homes_are_left: list[bool] = []
 _PIECE = 2**22  # bytes that are on their way to a device at once
 
 
-def num_bytes(variable: keras.Variable | tf.Tensor) -> int:
-    """Returns the bytes of a variable, or of a tensor of known shape."""
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+def tensor_bytes(tensor: tf.Tensor | keras.Variable) -> int:
+    """Returns the bytes of a tensor or variable; unknown sizes count as 1.
+
+    Resources and variants have none.
+    """
+    dtype = tf.as_dtype(tensor.dtype)
+    if dtype in (tf.resource, tf.variant):
+        return 0
+    sizes = tf.TensorShape(tensor.shape)
+    known = [1 if n is None else n for n in sizes] if sizes.rank else []
+    return dtype.size * math.prod(known)
 
 
 def create_or_move(variables: list[keras.Variable], device: str) -> None:
@@ -112,9 +120,10 @@ def assign_rows(
         does not assign.
     """
     num_rows = storage.shape[0] if storage.shape.rank else 1
-    if _is_mirrored(storage) or num_rows == 1 or num_bytes(storage) <= _PIECE:
+    size = tensor_bytes(storage)
+    if _is_mirrored(storage) or num_rows == 1 or size <= _PIECE:
         return False
-    some = max(1, _PIECE * num_rows // num_bytes(storage))
+    some = max(1, _PIECE * num_rows // size)
     for first in range(0, num_rows, some):
         rows = slice(first, min(first + some, num_rows))
         with tf.device("CPU:0"):
@@ -279,10 +288,10 @@ def _shared_out(
     """Gives each device about as many bytes of variables."""
     pairs = []
     held = dict.fromkeys(devices, 0)
-    for variable in sorted(variables, key=num_bytes, reverse=True):
+    for variable in sorted(variables, key=tensor_bytes, reverse=True):
         device = min(devices, key=held.__getitem__)
         pairs.append((variable, device))
-        held[device] += num_bytes(variable)
+        held[device] += tensor_bytes(variable)
     return pairs
 
 
@@ -313,7 +322,7 @@ def settle_layers(
             held: collections.Counter[str] = collections.Counter()
             for weight in part.weights:
                 device = sent.get(id(weight), weight.value.device)
-                held[device] += num_bytes(weight)
+                held[device] += tensor_bytes(weight)
             if held:
                 _set_home(part, max(held, key=held.__getitem__))
             if isinstance(part, keras.Model):

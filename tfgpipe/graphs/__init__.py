@@ -16,7 +16,6 @@ from tfgpipe.graphs.cut import (
 )
 from tfgpipe.graphs.flops import (
     LIKELY_ROWS,
-    num_bytes,
     operation_flops,
 )
 from tfgpipe.graphs.gradient_sums import (
@@ -73,7 +72,6 @@ __all__ = [
     "in_turn",
     "is_continuous",
     "lookups",
-    "num_bytes",
     "one_step",
     "only_cast",
     "operation_flops",

@@ -25,6 +25,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe.devices import tensor_bytes
 from tfgpipe.graphs.bundle import Bundle, tensors
 from tfgpipe.graphs.cut import (
     GraphCutter,
@@ -32,7 +33,6 @@ from tfgpipe.graphs.cut import (
     Subfunction,
     sums_over_replicas,
 )
-from tfgpipe.graphs.flops import num_bytes
 from tfgpipe.graphs.gradient_sums import Replacement
 from tfgpipe.graphs.kept import fewer_kept
 from tfgpipe.graphs.parts import Part
@@ -91,14 +91,14 @@ class CellFunctions:
         whole = self._graph.needed([*dx, *dw], part.backward)
         half = self._graph.needed(dx, part.backward)
         kept = self._graph.entering(whole, [*dx, *dw], at_hand)
-        needed = sum(map(num_bytes, kept))
+        needed = sum(map(tensor_bytes, kept))
         if share < 1:
             free = {t.ref() for t in at_hand} | set(self._graph.captures)
             fewer = fewer_kept(kept, free, share, device_types[0])
         else:
             fewer = kept
         self.kept = Bundle(fewer, self._together and not is_sent)
-        self.kept_share = sum(map(num_bytes, fewer)) / needed if needed else 0.0
+        self.kept_share = sum(map(tensor_bytes, fewer)) / max(needed, 1)
         # What of the forward pass is not kept, each half computes again.
         self.crossing = self._bundle(
             self._graph.entering(whole - half, dw, [*at_hand, *kept])

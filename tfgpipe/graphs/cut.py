@@ -41,8 +41,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.devices import tensor_bytes
 from tfgpipe.graphs.bundle import Bundle, as_bundle
-from tfgpipe.graphs.flops import LIKELY_ROWS, num_bytes
+from tfgpipe.graphs.flops import LIKELY_ROWS
 from tfgpipe.graphs.gradient_sums import add_in_order
 from tfgpipe.graphs.turns import stays_where_called, traced
 
@@ -118,7 +119,7 @@ class WholeGraph:
         if not any(word in op.type for word in _PRODUCTS):
             return False
         known = [t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs)]
-        size = sum(map(num_bytes, (*op.inputs, *op.outputs)))
+        size = sum(map(tensor_bytes, (*op.inputs, *op.outputs)))
         return size * (1 if all(known) else LIKELY_ROWS) >= _LARGE
 
     def definition_of(self, names: Collection[str]) -> Any:

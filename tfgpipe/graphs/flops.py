@@ -278,13 +278,6 @@ def num_values(tensor: tf.Tensor) -> int:
 LIKELY_ROWS = 32
 
 
-def num_bytes(tensor: tf.Tensor) -> int:
-    """Bytes of a tensor, of which unknown sizes count as 1."""
-    if tensor.dtype in (tf.variant, tf.resource):
-        return 0
-    return tensor.dtype.size * num_values(tensor)
-
-
 def _function_graphs(op: tf.Operation, called: list[Any]) -> list[Any]:
     """The graphs of the functions that an operation calls."""
     names = [

@@ -42,8 +42,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe.devices import tensor_bytes
 from tfgpipe.graphs.cut import CHEAP, functions_of
-from tfgpipe.graphs.flops import LIKELY_ROWS, num_bytes, operation_flops
+from tfgpipe.graphs.flops import LIKELY_ROWS, operation_flops
 
 # Operations in the time in which a device reads or writes a byte: a CPU's core,
 # and an accelerator, 17 of a V100 in float32, 78 of an A100 in TF32.
@@ -78,17 +79,17 @@ def fewer_kept(
         The tensors to keep; more bytes than allowed where loops, conditions and
         operations with state, which are not run again, make them.
     """
-    allowed = share * sum(map(num_bytes, needed))
+    allowed = share * sum(map(tensor_bytes, needed))
     network = _Network(needed, free, device_type)
     kept = network.cut(0.0)
-    if sum(map(num_bytes, kept)) > allowed:
+    if sum(map(tensor_bytes, kept)) > allowed:
         return kept
     low, high = 0.0, float(2**10)
     # Prices of a byte of work in bytes kept, from 2 ** -10 to 2 ** 10.
     for _ in range(_STEPS):
         price = math.sqrt(max(low, 2**-10) * high)
         found = network.cut(price)
-        if sum(map(num_bytes, found)) > allowed:
+        if sum(map(tensor_bytes, found)) > allowed:
             high = price
         else:
             low, kept = price, found
@@ -116,8 +117,8 @@ def _work(op: tf.Operation, start: float, flops_a_byte: float) -> float:
     """What an operation takes, as the bytes that could be moved meanwhile."""
     if op.type in CHEAP:
         return 0.0
-    moved = sum(map(num_bytes, {t.ref(): t for t in op.inputs}.values()))
-    moved += sum(map(num_bytes, op.outputs))
+    moved = sum(map(tensor_bytes, {t.ref(): t for t in op.inputs}.values()))
+    moved += sum(map(tensor_bytes, op.outputs))
     flops = operation_flops(op)
     if "Random" in op.type:
         flops *= _RANDOM_FLOPS
@@ -178,7 +179,7 @@ class _Network:
         for i in self._needed:
             flow.add("source", 2 * i, _UNLIMITED)
         for i, tensor in enumerate(self._tensors):
-            flow.add(2 * i, 2 * i + 1, max(1, num_bytes(tensor)))
+            flow.add(2 * i, 2 * i + 1, max(1, tensor_bytes(tensor)))
         # Equal layers are not equally dear: so some of them can be run again.
         rise = price * _RISE / (len(self._work) or 1)
         for j, work in enumerate(self._work):

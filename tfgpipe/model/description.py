@@ -250,7 +250,7 @@ class Description(Face):
                     num_params=sum(math.prod(w.shape) for w in uncounted),
                     devices=parts[0].devices,
                     unit=self._arguments.costs.unit,
-                    weight_bytes=sum(map(placement.num_bytes, uncounted)),
+                    weight_bytes=sum(map(placement.tensor_bytes, uncounted)),
                 )
             )
             start = stop

@@ -323,7 +323,7 @@ def _bytes(some: Sequence[tf.Tensor]) -> int:
     known = [
         t for t in some if t.dtype != tf.variant and t.shape.is_fully_defined()
     ]
-    return sum(placement.num_bytes(t) for t in known)
+    return sum(placement.tensor_bytes(t) for t in known)
 
 
 class GradientNeeds(NamedTuple):

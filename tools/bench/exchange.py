@@ -42,5 +42,5 @@ def bytes_by_device(variables: Iterable[Any]) -> Counter:
     """Bytes of variables, by the full names of their devices."""
     held: Counter = Counter()
     for variable in variables:
-        held[variable.value.device] += placement.num_bytes(variable)
+        held[variable.value.device] += placement.tensor_bytes(variable)
     return held

@@ -9,44 +9,9 @@ from traces import traced
 SPEC = tf.TensorSpec([None, 4])
 
 
-def test_outputs_are_those_of_the_model_as_a_nest():
-    def call(x):
-        y = tf.sin(x)
-        return {"b": (y, y), "a": tf.cos(x)}
-
-    model = traced([kl.Lambda(call)], SPEC)
-    assert [t.op.type for t in model.outputs] == ["Cos", "Sin", "Sin"]
-    assert model.structure == {"b": (1, 1), "a": 0}  # one tensor stays one
-
-
 def test_output_that_came_in_is_made_by_the_model():
     model = traced([kl.Lambda(lambda x: (x, tf.sin(x)))], SPEC)
     assert [t.op.type for t in model.outputs] == ["Identity", "Sin"]
-
-
-def test_what_hangs_on_outputs_is_handed_out_behind_them():
-    embedding = kl.Embedding(9, 3, mask_zero=True)
-    embedding.build()
-    model = traced([embedding], tf.TensorSpec([None, 5], "int32"))
-    (own,) = model.attached
-    assert own.get("_keras_mask").dtype == tf.bool
-    assert model.handed_out == [*model.outputs, own.get("_keras_mask")]
-    (own,) = traced([kl.Softmax()], SPEC).attached
-    assert own.get("_keras_mask") is None
-
-
-def test_layers_are_told_whether_they_are_trained():
-    told = []
-
-    class Told(kl.Layer):
-        def call(self, x, training=None):
-            told.append(training)
-            return x
-
-    for training in (True, False):
-        model = traced([Told()], SPEC, training=training)
-        assert (model.tape is not None) == training
-    assert told == [True, False]
 
 
 class Adds(kl.Layer):

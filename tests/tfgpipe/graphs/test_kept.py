@@ -11,8 +11,8 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.cells import tracer
+from tfgpipe.devices import tensor_bytes
 from tfgpipe.graphs import kept
-from tfgpipe.graphs.flops import num_bytes
 from tfgpipe.graphs.kept import fewer_kept
 
 SIZES = (1, 2, 4, 8)
@@ -60,7 +60,7 @@ def test_choice_is_the_cheapest_of_all(seed, monkeypatch):
             work = sum(
                 round(price * kept._work(op, kept._START, 4)) for op in ops
             )
-            return sum(max(1, num_bytes(t)) for t in chosen) + work
+            return sum(max(1, tensor_bytes(t)) for t in chosen) + work
 
         network = kept._Network(needed, free, "CPU")
         for price in (0.05, 0.3, 1.0):
@@ -80,7 +80,7 @@ def test_no_more_is_kept_than_is_allowed(share):
         x, made = some_graph(0)
         free = {t.ref() for t in x}
         found = fewer_kept(made, free, share)
-    assert sum(map(num_bytes, found)) <= share * sum(map(num_bytes, made))
+    assert sum(map(tensor_bytes, found)) <= share * sum(map(tensor_bytes, made))
     assert repeated(made, free | {t.ref() for t in found}) is not None
 
 

@@ -17,7 +17,7 @@ from replicated import OPTIMIZERS, point, refused, replicas
 from tiny import quickly
 
 from models import amoebanet, amoebanet_operations
-from tfgpipe import internals, timeline
+from tfgpipe import internals
 from tfgpipe.devices.names import Replicas
 from tfgpipe.schedules import CellFacts, Remat, lower
 from tfgpipe.schedules.orders import SCHEDULES as NAMED
@@ -393,15 +393,6 @@ def test_inference_exchanges_nothing():
     step = tf.function(model.test_step, autograph=False)
     model.prepare(x, y, None, True)
     assert len(tasks(step.get_concrete_function((x, y)).graph)) == 2 * 2 * 2
-
-
-def test_timeline_has_each_task_once():
-    model = replicas(normalized(), 2, 1, 2, remat="never")
-    model.compile("sgd", "mse")
-    events = timeline.measure(model, *vectors(8), num_steps=1)
-    found = [e.task for e in events if e.task.kind != "update"]
-    assert len(found) == len(set(found)) == 2 * 2 * 2
-    assert all(event.end >= event.start for event in events)
 
 
 # ---------------------------------------------------------------- the moments
