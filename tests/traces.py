@@ -138,11 +138,12 @@ class Run:
             sums = self.sums.get(k)
             if halves and own.part.gives_back:
                 dx, self.kept[k] = own.input_gradient(*self.given(k))()
-                found = own.weight_gradient(*self.given(k), sums, m)()
+                self.values.update(dx)
+                work = own.backward(*self.given(k), sums, m, with_dx=False)
             else:
-                dx, found = own.backward(*self.given(k), sums, m)()
+                work = own.backward(*self.given(k), sums, m)
+            dx, self.sums[k] = work()
             self.values.update(dx)
-            self.sums[k] = found
 
     def of(self, tensors):
         """Values of tensors of the graph, None where there is none."""

@@ -25,7 +25,7 @@ from tfgpipe.inputs import batch_dimension
 
 
 class MicroBatches:
-    """How the rows of one mini-batch fall into micro-batches.
+    """The micro-batches of one mini-batch: which rows each has.
 
     Args:
         x: The mini-batch's inputs, a nest of tensors of shape (batch, ...).
@@ -59,7 +59,7 @@ class MicroBatches:
         ]
 
     def split(self, nest: Any) -> list[Any]:
-        """The nest's rows of every micro-batch: `count` nests."""
+        """Returns the nest's rows of every micro-batch: `count` nests."""
         return [
             tree.map_structure(lambda t, m=m: self._rows(t, m), nest)
             for m in range(self.count)
@@ -103,12 +103,7 @@ class MicroBatches:
         )
         size = tensor.shape[0] if tensor.shape.rank else 0
         if not self.is_static and size is None:
-            rows, size = tf.maximum(self.size(m), 1), tf.shape(tensor)[0]
-            # Devices that only compile have no strings.
-            with tf.device(names.host_of(size.device)):
-                check = tf.debugging.assert_equal(size, rows, message=message)
-            if check is not None:
-                internals.run_independently(check)
+            check_rows_later(tensor, tf.maximum(self.size(m), 1), message)
         elif not self.is_static or size not in (None, self.size(m)):
             raise ValueError(
                 f"{message} Received: shape {tuple(tensor.shape)} for "
@@ -128,7 +123,7 @@ class MicroBatches:
         return tf.cast(rows / tf.cast(self.num_rows, wide), dtype)
 
     def rank(self, m: int) -> Any:
-        """How many micro-batches that have rows come before micro-batch m.
+        """Returns how many micro-batches with rows come before micro-batch m.
 
         For m = `count` it is the number of micro-batches that have rows.
         """
@@ -141,11 +136,23 @@ class MicroBatches:
         return tf.where(self.size(m) > 0, value, otherwise)
 
     def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
-        """What one traced function for all micro-batches expects."""
+        """Returns the spec of a tensor of all micro-batches."""
         shape = tensor.shape
         if not self.uniform and shape.rank:
             shape = tf.TensorShape([None, *shape[1:]])
         return tf.TensorSpec(shape, tensor.dtype)
+
+
+def check_rows_later(
+    tensor: tf.Tensor, num_rows: tf.Tensor, message: str
+) -> None:
+    """Refuses another number of rows of a tensor at run time."""
+    rows = tf.shape(tensor)[0]
+    # Devices that only compile have no strings.
+    with tf.device(names.host_of(rows.device)):
+        check = tf.debugging.assert_equal(rows, num_rows, message=message)
+    if check is not None:
+        internals.run_independently(check)
 
 
 def _assert_rows(num_rows: tf.Tensor) -> Any:

@@ -22,10 +22,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.tasks import CellTasks, KeptValues, Packed, Values
-from tfgpipe.devices import names
-from tfgpipe.graphs import CellFunctions, GradientSums, Part, is_continuous
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.cells.tasks import CellTasks, KeptValues, Packed
+from tfgpipe.graphs import (
+    CellFunctions,
+    GradientSums,
+    Part,
+    Values,
+    is_continuous,
+)
+from tfgpipe.micro_batches import MicroBatches, check_rows_later
 from tfgpipe.schedules import CellFacts
 
 # Shapes are asked for with this number of rows, and 1 for all other sizes that
@@ -150,7 +155,7 @@ class HeadTasks(CellTasks):
             with_effects=True,
         )
 
-        def run(arguments: Values, p: int) -> dict[Hashable, tf.Tensor]:
+        def run(arguments: Values, p: int) -> Values:
             results = function(self.arguments(arguments, weights))
             return {t.ref(): r for (t, _), r in zip(self._results, results)}
 
@@ -162,7 +167,7 @@ class HeadTasks(CellTasks):
         weights: Packed,
         sums: GradientSums | None,
         m: int,
-    ) -> Callable[[], tuple[dict[Hashable, tf.Tensor], GradientSums | None]]:
+    ) -> Callable[[], tuple[Values, GradientSums | None]]:
         """Returns a task that goes forward and back.
 
         It returns results, gradients for earlier cells, and the new sums of
@@ -170,7 +175,7 @@ class HeadTasks(CellTasks):
         """
         total = sums
 
-        def run(arguments: Values, p: int) -> dict[Hashable, tf.Tensor]:
+        def run(arguments: Values, p: int) -> Values:
             nonlocal total
             call = self._summed(
                 True,
@@ -184,7 +189,7 @@ class HeadTasks(CellTasks):
             made = {t.ref(): r for (t, _), r in zip(self._results, results)}
             return {**made, **dx}
 
-        def task() -> tuple[dict[Hashable, tf.Tensor], GradientSums | None]:
+        def task() -> tuple[Values, GradientSums | None]:
             results = self._in_parts(values, run)
             return results, total
 
@@ -193,8 +198,8 @@ class HeadTasks(CellTasks):
     def _in_parts(
         self,
         values: Values,
-        run: Callable[[Values, int], dict[Hashable, tf.Tensor]],
-    ) -> dict[Hashable, tf.Tensor]:
+        run: Callable[[Values, int], Values],
+    ) -> Values:
         """Runs a function for each part, one after the other; joins results."""
         refs = [ref for ref in values if ref in self._with_rows]
         tensors = [values[ref] for ref in refs]
@@ -247,15 +252,10 @@ def _check_rows(tensors: Sequence[tf.Tensor]) -> None:
     """Compares numbers of rows that are known only at run time."""
     first = min(tensors, key=lambda t: t.shape[0] is None)
     for tensor in tensors:
-        if tensor is first or tensor.shape[0] is not None:
-            continue
-        with tf.device(names.host_of(tensor.device)):
-            check = tf.debugging.assert_equal(
-                tf.shape(tensor)[0],
+        if tensor is not first and tensor.shape[0] is None:
+            check_rows_later(
+                tensor,
                 tf.shape(first)[0],
-                message="`head_parts` must be 1 unless each tensor that the "
-                "last layer takes has a row for each row of the inputs. Leave "
-                "it out.",
+                "`head_parts` must be 1 unless each tensor that the last layer "
+                "takes has a row for each row of the inputs. Leave it out.",
             )
-        if check is not None:
-            internals.run_independently(check)

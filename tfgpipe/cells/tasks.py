@@ -3,8 +3,8 @@
     forward          outputs, and if asked for what the backward pass needs
     recompute        what the backward pass needs, again: re-materialisation
     backward         the gradients of inputs and weights
-    input_gradient   the first half of `backward`: the cell before waits for it
-    weight_gradient  the second half: what only the update needs
+    input_gradient   the first half of `backward`: the cell before waits for it;
+                     the second half is `backward` without gradients of inputs
     metrics          of the last cell, where they are a function of their own
 
 Re-materialisation by `tf.recompute_grad` would wait for the gradient before it
@@ -32,7 +32,6 @@ from collections.abc import (
     Collection,
     Hashable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from typing import Any, NamedTuple
@@ -44,13 +43,12 @@ from tfgpipe.graphs import (
     Gradient,
     GradientSums,
     Part,
+    Values,
     out_of_turn,
     tensors,
 )
 from tfgpipe.schedules import CellFacts
 
-# Tensors by the references of those of a model's graph.
-Values = Mapping[Hashable, tf.Tensor]
 Packed = Sequence[tf.Tensor]
 
 
@@ -191,7 +189,7 @@ class CellTasks:
 
         def finish(
             results: list[Any],
-        ) -> tuple[dict[Hashable, tf.Tensor], KeptValues]:
+        ) -> tuple[Values, KeptValues]:
             left = iter(results)
             made = {t.ref(): next(left) for t, _ in self._results}
             for_metrics = [next(left) for _ in self._for_metrics]
@@ -244,15 +242,21 @@ class CellTasks:
         kept: KeptValues,
         sums: GradientSums | None,
         m: int,
+        with_dx: bool = True,
     ) -> TaskCall:
         """Returns a task that computes gradients for earlier cells, and sums.
 
-        It computes again what `forward` or `recompute` did not keep. `sums` are
-        the sums of gradients so far, None at first.
+        Args:
+            values: The known tensors.
+            weights: The weights, packed.
+            kept: Kept values; others are computed again.
+            sums: The sums of gradients so far, None at first.
+            m: The number of the micro-batch.
+            with_dx: Whether it computes gradients for earlier cells, which
+                `input_gradient` may have computed.
         """
-        return self._summed(
-            True, self.arguments(values, weights, kept), sums, m
-        )
+        arguments = self.arguments(values, weights, kept)
+        return self._summed(with_dx, arguments, sums, m)
 
     def input_gradient(
         self, values: Values, weights: Packed, kept: KeptValues
@@ -272,7 +276,7 @@ class CellTasks:
 
         def finish(
             results: list[Any],
-        ) -> tuple[dict[Hashable, tf.Tensor], KeptValues]:
+        ) -> tuple[Values, KeptValues]:
             left = iter(results)
             dx = {t.ref(): next(left) for t in self.part.gives_back}
             crossing = next(left)
@@ -283,25 +287,12 @@ class CellTasks:
         arguments = self.arguments(values, weights, kept)
         return TaskCall(function, arguments, (), finish)
 
-    def weight_gradient(
-        self,
-        values: Values,
-        weights: Packed,
-        kept: KeptValues,
-        sums: GradientSums | None,
-        m: int,
-    ) -> TaskCall:
-        """Returns a task that computes the new sums, see `backward`."""
-        arguments = self.arguments(values, weights, kept)
-        call = self._summed(False, arguments, sums, m)
-        return call._replace(finish=lambda results: call.finish(results)[1])
-
     def arguments(
         self, values: Values, weights: Packed, kept: KeptValues | None = None
-    ) -> dict[Hashable, Any]:
+    ) -> Values:
         """Returns the arguments of a task, by tensors of the shared part."""
         cut = self.functions
-        arguments: dict[Hashable, Any] = {
+        arguments: Values = {
             shared.ref(): values[tensor.ref()]
             for tensor, shared in self._arguments
             if tensor.ref() in values
@@ -323,7 +314,7 @@ class CellTasks:
     def _summed(
         self,
         with_dx: bool,
-        values: Mapping[Hashable, Any],
+        values: Values,
         sums: GradientSums | None,
         m: int,
         forward: Sequence[tf.Tensor] = (),
@@ -355,7 +346,7 @@ class CellTasks:
         # results: dx, the packed dense sums, the slices of the sparse ones.
         def finish(
             results: list[Any],
-        ) -> tuple[dict[Hashable, tf.Tensor], GradientSums]:
+        ) -> tuple[Values, GradientSums]:
             left = iter(results)
             gives_back = part.gives_back if with_dx else []
             dx = {t.ref(): next(left) for t in gives_back}
@@ -374,9 +365,7 @@ class CellTasks:
             function, values, self._sums_so_far(values, sums), finish
         )
 
-    def _sums_so_far(
-        self, values: Mapping[Hashable, Any], sums: GradientSums | None
-    ) -> Packed:
+    def _sums_so_far(self, values: Values, sums: GradientSums | None) -> Packed:
         """Returns the sums so far, as a function takes them.
 
         A function that also begins sums takes weights, which exist already,

@@ -307,8 +307,8 @@ class LoneLayer:
             return
         _, kept = run("input_gradient", tasks.input_gradient(*known, kept))
         if self._is_of_weights:
-            work = tasks.weight_gradient(*known, kept, sums.get("halves"), 0)
-            sums["halves"] = run("weight_gradient", work)
+            work = tasks.backward(*known, kept, sums.get("halves"), 0, False)
+            _, sums["halves"] = run("weight_gradient", work)
 
 
 def _specs(nest: Any) -> Any:

@@ -282,17 +282,15 @@ class TaskFlow:
             values.update(dx)
 
         def take(results: Any) -> None:
-            if kind == "backward":
-                dx, results = results
-                values.update(dx)
-            self._sums[of_replica] = results
+            dx, self._sums[of_replica] = results
+            values.update(dx)
             del self._kept[k, m]
 
         awaited = [values[t.ref()] for t in cell.part.takes_back]
         if kind == "input_gradient":
             return awaited, cell.input_gradient(*given), take_halfway
-        summed = cell.backward if kind == "backward" else cell.weight_gradient
-        return awaited, summed(*given, sums, m), take
+        with_dx = kind == "backward"
+        return awaited, cell.backward(*given, sums, m, with_dx), take
 
     def _ready_head(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch

@@ -5,14 +5,13 @@
 
 Where XLA compiles, each region becomes a function of its own, and equal ones
 share it: one is traced, cut and compiled for all. If cells begin at regions,
-neither the functions nor the bits of what they compute hang on the number of
-cells.
+functions and bits do not depend on the number of cells.
 
 A region that computes little waits for its call, and one of many blocks takes
 long to compile. So a region has the fewest blocks that make a call worth its
 time, as long as several regions are left. Where micro-batches are computed
-again, the input of each region is held for each of them, and what one region
-makes for one of them: then a region has more blocks if there are many
+again, the input of each region is held for each of them, and all results of one
+region for one of them: then a region has more blocks if there are many
 micro-batches.
 """
 
@@ -72,14 +71,14 @@ def region_bounds(
         least = _LEAST_FLOPS_ON_ACCELERATORS
     bounds: set[int] = set()
     for repeat in source.repeats:
-        own = slice(repeat.start, repeat.start + repeat.size)
+        block = slice(repeat.start, repeat.start + repeat.size)
         held = (
             m * source.live_bytes[repeat.start],
-            sum(source.made_bytes[own]),
+            sum(source.made_bytes[block]),
         )
         several = blocks_of_region(
             repeat,
-            least / max(likely * sum(source.flops[own]), 1),
+            least / max(likely * sum(source.flops[block]), 1),
             held if recomputes else None,
         )
         if several is not None:
@@ -95,8 +94,8 @@ def blocks_of_region(
     Args:
         repeat: The blocks.
         enough: How many of them compute long enough for a call.
-        held: The bytes of a region's inputs, of all micro-batches, and those
-            that a block makes; None if nothing is computed again.
+        held: Bytes of a region's inputs, of all micro-batches, and of a block's
+            results; None if nothing is computed again.
 
     Example:
 
@@ -114,8 +113,8 @@ def blocks_of_region(
     sizes = range(min(max(least, math.ceil(enough)), most), most + 1)
     if held is None:
         return sizes[0]
-    inputs, made = held
-    needed = [inputs * repeat.num_blocks / n + made * n for n in sizes]
+    inputs, results = held
+    needed = [inputs * repeat.num_blocks / n + results * n for n in sizes]
     return next(
-        n for n, own in zip(sizes, needed) if own <= _SLACK * min(needed)
+        n for n, size in zip(sizes, needed) if size <= _SLACK * min(needed)
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 import keras
 import tensorflow as tf
 
 from tfgpipe.devices import Replicas, placement
-from tfgpipe.graphs import Part, TracedModel
+from tfgpipe.graphs import Part, TracedModel, Values
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.state.batch_normalization import (
     SingleValues,
@@ -21,9 +21,6 @@ from tfgpipe.state.rules import (
     replica_metric,
     weighted_mean,
 )
-
-# Values of a micro-batch, by the references of tensors of the model's graph.
-Values = Mapping[Hashable, tf.Tensor]
 
 
 class StateFlow:
@@ -95,9 +92,7 @@ class StateFlow:
         )
 
     # -------------------------------------------------- from task to task
-    def start(
-        self, part: Part, m: int, values: dict[Hashable, tf.Tensor]
-    ) -> None:
+    def start(self, part: Part, m: int, values: Values) -> None:
         """Adds the state with which a micro-batch starts in a cell.
 
         The recomputation gets the same.

@@ -296,12 +296,6 @@ def test_cells_tell_the_devices_of_all_replicas(capsys):
     assert "/device:CPU:4 /device:CPU:2" in capsys.readouterr().out
 
 
-def test_model_called_without_a_pipeline_gives_the_same():
-    model = replicas(layers(), 2, 2)
-    x, _ = data()
-    assert_close(model(x).numpy(), model.predict(x, verbose=0), 1e-5)
-
-
 # ------------------------------------------------------------- Keras under it
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
@@ -405,29 +399,3 @@ def test_overflow_in_the_last_replica_skips_the_step():
     for a, b in zip(weights(model), before):
         np.testing.assert_array_equal(a, b)
     assert model.optimizer.dynamic_scale.numpy() == scale / 2
-
-
-def test_callbacks_of_keras_run(tmp_path):
-    x, y = data()
-    path = str(tmp_path / "best.weights.h5")
-    model = replicas(layers(), 2, 2)
-    model.compile("adam", "mse")
-    callbacks = keras.callbacks
-    history = fit(
-        model,
-        x,
-        y,
-        epochs=3,
-        validation_split=0.3,
-        callbacks=[
-            callbacks.LearningRateScheduler(lambda epoch: 0.1 * 0.5**epoch),
-            callbacks.ModelCheckpoint(path, save_weights_only=True),
-            callbacks.BackupAndRestore(str(tmp_path / "backup")),
-            callbacks.TerminateOnNaN(),
-        ],
-    )
-    rates = [float(rate) for rate in history["learning_rate"]]
-    assert rates == pytest.approx([0.1, 0.05, 0.025])
-    other = replicas(layers(), 2, 2)
-    other.load_weights(path)
-    assert_close(weights(other), weights(model))

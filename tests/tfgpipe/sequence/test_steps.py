@@ -350,10 +350,6 @@ def functional_attention():
     return keras.Model(x, kl.ReLU()(kl.MultiHeadAttention(2, 8)(x, x)))
 
 
-def test_layer_of_a_list_that_is_cut_inside_is_not_warned_of():
-    assert not warned([keras.Input((3, 4)), Around(name="own"), kl.ReLU()])
-
-
 def test_layer_with_most_of_the_cost_is_warned_of_with_a_cure():
     layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(80, name="own")]
     (message,) = warned([*layers, kl.Dense(1)], 3)
@@ -361,25 +357,23 @@ def test_layer_with_most_of_the_cost_is_warned_of_with_a_cure():
     assert message.endswith("pass shards={'own': 3}.")
 
 
-def test_wait_of_a_third_of_a_step_is_not_warned_of():
-    layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(8)]
-    assert not warned(layers)  # two thirds of the cost, in one of two cells
-    assert warned([*layers[:2], kl.Dense(16)])
-
-
-def test_cells_that_are_cut_by_hand_are_not_warned_of():
-    layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(80)]
-    assert not warned(layers, layers_per_cell=[1, 1])
-
-
-@pytest.mark.parametrize("units", [4, 6])
-def test_cells_of_nearly_equal_costs_are_not_warned_of(units):
-    """Of two cells one has half of the cost, or a little more."""
-    assert not warned([keras.Input((3, 4)), kl.Dense(4), kl.Dense(units)])
-
-
-def test_one_cell_is_not_warned_of():
-    assert not warned([keras.Input((3, 4)), kl.Dense(4), kl.Dense(80)], 1)
+@pytest.mark.parametrize(
+    ("second", "arguments", "is_warned"),
+    [
+        (lambda: kl.Dense(4), {}, False),
+        (lambda: kl.Dense(6), {}, False),  # a little more than half
+        (lambda: kl.Dense(8), {}, False),  # two thirds, in one of two cells
+        (lambda: kl.Dense(16), {}, True),
+        (lambda: kl.Dense(80), {"layers_per_cell": [1, 1]}, False),
+        (lambda: kl.Dense(80), {"num_partitions": 1}, False),
+        (lambda: Around(name="own"), {}, False),  # is cut inside
+    ],
+)
+def test_layer_with_most_of_the_cost_is_warned_of_where_cells_wait(
+    second, arguments, is_warned
+):
+    layers = [keras.Input((3, 4)), kl.Dense(4), second()]
+    assert bool(warned(layers, **arguments)) == is_warned
 
 
 class HasModel(Around):

@@ -53,23 +53,31 @@ def test_weights_before_a_normalisation_of_single_values_are_not_trained():
 
 
 @pytest.mark.parametrize(
-    ("rows", "size", "sees"),
+    ("shape", "rows", "size", "sees"),
     [
-        (7, None, (7, 4)),  # 1, 2, 2 and 2
-        (3, None, (3, 3)),  # fewer rows than micro-batches
-        (13, 8, (5, 4)),  # of a size that only the step knows
+        ((3,), 7, None, (7, 4)),  # 1, 2, 2 and 2
+        ((3,), 3, None, (3, 3)),  # fewer rows than micro-batches
+        ((3,), 13, 8, (5, 4)),  # of a size that only the step knows
+        ((1, 1, 3), 4, None, (4, 4)),  # one position of one row
     ],
 )
-def test_single_values_in_some_micro_batches_are_warned_of(rows, size, sees):
+def test_single_values_in_micro_batches_are_warned_of(shape, rows, size, sees):
     with warned(*sees):
-        trained([norm()], rows, size=size, num_partitions=1)
+        layers = [kl.Reshape(shape), norm()]
+        trained(layers, rows, size=size, num_partitions=1)
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize(("rows", "size"), [(8, None), (17, 8)])
-def test_two_rows_a_micro_batch_are_fine(rows, size):
-    """So is a last mini-batch of one row, which Keras treats alike."""
-    trained([norm()], rows, size=size, num_partitions=1)
+@pytest.mark.parametrize(
+    ("rows", "size", "m"),
+    [
+        (8, None, 4),
+        (17, 8, 4),  # the last mini-batch has one row: Keras does the same
+        (3, 1, 1),  # so have all of these
+    ],
+)
+def test_two_rows_a_micro_batch_or_one_micro_batch_are_fine(rows, size, m):
+    trained([norm()], rows, m, size, num_partitions=1)
 
 
 @pytest.mark.usefixtures("silent")
@@ -86,16 +94,6 @@ def test_one_row_of_several_values_is_fine():
         kl.LayerNormalization(),
     ]
     trained(layers, 4, num_partitions=1)
-
-
-@pytest.mark.usefixtures("silent")
-def test_one_row_a_batch_without_micro_batches_is_fine():
-    trained([norm()], 3, m=1, size=1, num_partitions=1)
-
-
-def test_one_position_of_one_row_is_warned_of():
-    with warned(4, 4):
-        trained([kl.Reshape((1, 1, 3)), norm()], 4, num_partitions=1)
 
 
 @pytest.mark.usefixtures("silent")
