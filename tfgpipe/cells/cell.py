@@ -39,10 +39,7 @@ class SectionCall(LayerCall):
     """
 
     def __init__(
-        self,
-        section: Section,
-        is_whole: bool,
-        read: list[keras.Variable],
+        self, section: Section, is_whole: bool, read: list[keras.Variable]
     ):
         called = section.operation if is_whole else None
         super().__init__(called or stand_in(section.name, read))
@@ -236,9 +233,7 @@ def shards_of(cells: Sequence[Cell], schedule: Schedule) -> dict[int, Shard]:
         numbers[device] = i
     return {
         cell.index: Shard(
-            cell.shards,
-            numbers[cell.device],
-            schedule.device_of(cell.number),
+            cell.shards, numbers[cell.device], schedule.device_of(cell.number)
         )
         for cell in cells
         if cell.shards is not None

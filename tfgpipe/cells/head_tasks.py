@@ -162,11 +162,7 @@ class HeadTasks(CellTasks):
         return lambda: (self._in_parts(values, run), KeptValues([]))
 
     def head(
-        self,
-        values: Values,
-        weights: Packed,
-        sums: GradientSums | None,
-        m: int,
+        self, values: Values, weights: Packed, sums: GradientSums | None, m: int
     ) -> Callable[[], tuple[Values, GradientSums | None]]:
         """Returns a task that goes forward and back.
 
@@ -196,9 +192,7 @@ class HeadTasks(CellTasks):
         return task
 
     def _in_parts(
-        self,
-        values: Values,
-        run: Callable[[Values, int], Values],
+        self, values: Values, run: Callable[[Values, int], Values]
     ) -> Values:
         """Runs a function for each part, one after the other; joins results."""
         refs = [ref for ref in values if ref in self._with_rows]

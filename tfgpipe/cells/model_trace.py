@@ -23,11 +23,7 @@ from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import TracedModel, TraceOptions
 from tfgpipe.micro_batches import structure_of
-from tfgpipe.state import (
-    ModelScope,
-    MovingStatistics,
-    choosing_moments,
-)
+from tfgpipe.state import ModelScope, MovingStatistics, choosing_moments
 
 
 class LossAndMetrics(Protocol):

@@ -229,10 +229,7 @@ class _Reader:
         )
 
     def flops_by_section(
-        self,
-        traced: TracedModel,
-        sized: Mapping[str, tf.Operation],
-        rows: int,
+        self, traced: TracedModel, sized: Mapping[str, tf.Operation], rows: int
     ) -> list[float]:
         """Returns FLOPs of the operations that results need, for one row.
 

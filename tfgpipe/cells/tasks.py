@@ -27,13 +27,7 @@ them, so they may be a function of their own:
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Hashable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -187,9 +181,7 @@ class CellTasks:
             with_effects=True,
         )
 
-        def finish(
-            results: list[Any],
-        ) -> tuple[Values, KeptValues]:
+        def finish(results: list[Any]) -> tuple[Values, KeptValues]:
             left = iter(results)
             made = {t.ref(): next(left) for t, _ in self._results}
             for_metrics = [next(left) for _ in self._for_metrics]
@@ -274,9 +266,7 @@ class CellTasks:
             [*cut.part.gives_back, *bundles],
         )
 
-        def finish(
-            results: list[Any],
-        ) -> tuple[Values, KeptValues]:
+        def finish(results: list[Any]) -> tuple[Values, KeptValues]:
             left = iter(results)
             dx = {t.ref(): next(left) for t in self.part.gives_back}
             crossing = next(left)
@@ -344,9 +334,7 @@ class CellTasks:
         )
 
         # results: dx, the packed dense sums, the slices of the sparse ones.
-        def finish(
-            results: list[Any],
-        ) -> tuple[Values, GradientSums]:
+        def finish(results: list[Any]) -> tuple[Values, GradientSums]:
             left = iter(results)
             gives_back = part.gives_back if with_dx else []
             dx = {t.ref(): next(left) for t in gives_back}

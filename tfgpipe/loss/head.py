@@ -94,9 +94,7 @@ class Head:
 
 
 def _check_weights(
-    values: tf.Tensor,
-    sample_weight: tf.Tensor | None,
-    mask: tf.Tensor | None,
+    values: tf.Tensor, sample_weight: tf.Tensor | None, mask: tf.Tensor | None
 ) -> None:
     """Refuses weights that would be applied along the wrong axis.
 

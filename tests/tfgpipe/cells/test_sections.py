@@ -84,35 +84,6 @@ def test_operations_are_of_the_section_in_which_they_are_made():
     assert model.section_of(places["Sin"]).name == "b/two"
 
 
-def test_sections_are_the_same_wherever_cells_begin():
-    def found(places):
-        block = Block(name="b")
-        block.build((None, 4))
-        model = traced([block, block, kl.ReLU(name="r")], SPEC, places)
-        own = [(s.name, s.call, s.start) for s in model.sections]
-        return own, model.cells
-
-    whole, cut = found([0, 0, 0]), found([0, 1, 2])
-    assert whole[0] == cut[0]
-    assert {*whole[1]} == {0}
-    assert cut[1] == sorted(cut[1]) and {*cut[1]} == {0, 1, 2}
-    assert [call for name, call, _ in cut[0] if name == "b"] == [0, 1]
-
-
-def test_cells_never_go_back():
-    """A layer that an earlier cell should have is called where it is called."""
-    first, second = kl.ReLU(name="first"), kl.ReLU(name="second")
-    homes = {"first": 1, "second": 0}
-    model = traced(
-        [first, second],
-        SPEC,
-        [0, 0],
-        num_cells=2,
-        home=lambda layer, call: homes[layer.name],
-    )
-    assert model.cells == [0, 1, 1, 1]
-
-
 def test_calls_in_branches_and_loops_begin_no_sections():
     dense = kl.Dense(4, name="inner")
     dense.build((None, 4))

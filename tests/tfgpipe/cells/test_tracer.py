@@ -6,12 +6,8 @@ import pytest
 import tensorflow as tf
 from graphs import called, step_graph, tasks
 from keras import layers as kl
-from kinds import Block
-from quick import quick
 
 import tfgpipe
-from tfgpipe.cells import tracer
-from tfgpipe.graphs import CellFunctions
 
 
 def called_functions(layers, k, m=2, **kwargs):
@@ -65,32 +61,6 @@ class Plain(kl.Layer):
         h = self.norm(x)
         h = x + self.attention(h, h)
         return x + self.dense[1](self.dense[0](h))
-
-
-@pytest.mark.parametrize("k", quick([2, 3], [3]))
-def test_nested_models_give_the_right_numbers_shared_or_not(k):
-    layers = [Block(4) for _ in range(3)]
-    model = tfgpipe.GPipe([keras.Input((6, 4)), *layers], k, 2)
-    x = np.random.default_rng(0).standard_normal((4, 6, 4)).astype("float32")
-    expected = x
-    for layer in layers:
-        expected = layer(expected)
-    np.testing.assert_allclose(
-        model.predict(x, verbose=0), expected, 1e-5, 1e-5
-    )
-
-
-def test_cells_that_differ_in_a_constant_do_not_share():
-    names = called_functions(
-        [kl.LayerNormalization(epsilon=10.0**-i) for i in range(1, 7)], k=6
-    )
-    assert len(names) == 6 * 4
-
-
-def test_cells_of_other_shapes_do_not_share():
-    layers = [kl.Dense(n, "tanh") for n in (4, 5, 4, 5, 4)]
-    names = called_functions(layers, k=5)
-    assert len(names) == 4 * 4  # the second and the fourth are equal
 
 
 def test_cells_that_take_another_structure_do_not_share():
@@ -157,19 +127,6 @@ def test_python_runs_a_layer_once_a_trace(dense_calls):
     ones = np.ones((16, 4), "float32")
     model.train_on_batch(ones, ones)
     assert len(dense_calls) == 4  # each layer
-
-
-def test_equal_cells_are_cut_once(monkeypatch):
-    cut = []
-
-    def noted(part, *arguments):
-        cut.append(part.index)
-        return CellFunctions(part, *arguments)
-
-    monkeypatch.setattr(tracer, "CellFunctions", noted)
-    called_functions(dense(8), k=4)
-    # the last has the loss, and the first one's inputs have no gradient
-    assert cut == [0, 1, 3]
 
 
 def test_cells_with_gradients_of_their_own_share_their_functions():
