@@ -8,15 +8,48 @@ once, and what it does is a function for each device, see
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs import run_by_device
+from tfgpipe.graphs import GraphCutter, WholeGraph, run_by_device
+
+# Keras's optimizers whose update of a weight depends on nothing but the
+# gradient, the weight, its slots and the optimizer's settings. Others, such as
+# Muon, ask for its name.
+_ALIKE = {
+    optimizer.update_step
+    for optimizer in (
+        keras.optimizers.Adadelta,
+        keras.optimizers.Adafactor,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adam,
+        keras.optimizers.Adamax,
+        keras.optimizers.Ftrl,
+        keras.optimizers.Lion,
+        keras.optimizers.Nadam,
+        keras.optimizers.RMSprop,
+        keras.optimizers.SGD,
+    )
+}
+
+# What a user's subclass may define: nothing that such an update calls.
+_OUTSIDE_UPDATES = {
+    "apply",
+    "apply_gradients",
+    "build",
+    "from_config",
+    "get_config",
+    "update_step",  # which is looked for in _ALIKE
+}
+
+_PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 def update_on_devices(
@@ -38,7 +71,15 @@ def update_on_devices(
     def update() -> None:
         applying()
 
-    with internals.without_all_reduce(optimizer), tf.device(None):
+    alike = [*filter(_is_alike, internals.with_inner(optimizer))]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(internals.without_all_reduce(optimizer))
+        stack.enter_context(tf.device(None))
+        for one in alike:
+            shared = _SharedUpdate(one, [v for _, v in pairs])
+            stack.enter_context(
+                internals.replaced_method(one, "update_step", shared)
+            )
         traced = tf.function(update, autograph=False).get_concrete_function()
     graph = traced.graph
     values = {inner.ref(): outer for outer, inner in graph.captures}
@@ -53,6 +94,28 @@ def update_on_devices(
     run_by_device(graph, values, first.value.device, compiles, sparse)
 
 
+def _is_alike(optimizer: Any) -> bool:
+    """Whether an optimizer updates weights as Keras wrote it.
+
+    A subclass or an attribute may replace what `update_step` calls, such as
+    `assign_sub`, and ask it for more than the values of weights.
+    """
+    kind = type(optimizer)
+    own: set[str] = set()
+    for cls in kind.__mro__:
+        if internals.is_keras(cls):
+            break
+        own |= {name for name in vars(cls) if not name.startswith("__")}
+    replaced = {
+        name for name in vars(optimizer) if callable(getattr(kind, name, None))
+    }
+    return (
+        getattr(kind, "update_step", None) in _ALIKE
+        and own <= _OUTSIDE_UPDATES
+        and not replaced
+    )
+
+
 def updates_slices_alike(optimizer: Any) -> bool:
     """Returns whether sparse gradients give the numbers of dense ones.
 
@@ -61,3 +124,166 @@ def updates_slices_alike(optimizer: Any) -> bool:
     """
     innermost = internals.with_inner(optimizer)[-1]
     return type(innermost) in (keras.optimizers.SGD, keras.optimizers.Lion)
+
+
+class _SharedUpdate:
+    """The `update_step` of an optimizer, traced once for equal weights.
+
+    Only if the trace shows that it assigns nothing but a weight and its slots.
+    What it computes for all weights alike is computed once, as long as nothing
+    but reads uses the variables that it reads for that.
+    """
+
+    def __init__(self, optimizer: Any, variables: list[keras.Variable]):
+        self._optimizer = optimizer
+        self._plain = optimizer.update_step
+        self._by_storage = {id(v.value): v for v in variables}
+        self._traced: dict[Any, _Update] = {}
+
+    def __call__(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
+        """Updates a variable, as `keras.Optimizer.update_step` does.
+
+        A sparse gradient changes a few rows of a variable in place.
+        """
+        own = self._by_storage.get(id(variable))
+        if own is None or not isinstance(gradient, tf.Tensor):
+            self._plain(gradient, variable, learning_rate)
+            return
+        changing = [own, *internals.slots(self._optimizer, own)]
+        handles = [v.value.handle for v in changing]
+        key = (
+            *((tuple(v.shape), v.value.dtype) for v in changing),
+            *(gradient.shape, gradient.dtype, id(learning_rate)),
+            *self._settings(),
+        )
+        update = self._traced.get(key)
+        if update is None or not update.is_as_before:
+            update = self._traced[key] = _Update(
+                lambda: self._plain(gradient, variable, learning_rate),
+                [gradient, *handles],
+                learning_rate,
+            )
+        if update.is_alike:
+            update([gradient, *handles])
+        else:
+            self._plain(gradient, variable, learning_rate)
+
+    def _settings(self) -> Iterator[Any]:
+        """What the optimizer says in plain numbers, which may change."""
+        for name, value in vars(self._optimizer).items():
+            if isinstance(value, _PLAIN):
+                yield name, value
+
+
+class _Update:
+    """An update of a weight, in the graph that is traced now.
+
+    Args:
+        function: Updates the weight.
+        given: What is another for other weights: gradient and handles.
+        kept: What must not be forgotten as long as this is known.
+
+    Attributes:
+        is_alike: Whether all else is read, and nothing but a number.
+    """
+
+    def __init__(self, function: Callable, given: list[tf.Tensor], kept: Any):
+        self._kept = kept
+        graph = tf.function(function, autograph=False)
+        graph = graph.get_concrete_function().graph
+        outside = {id(outer): inner for outer, inner in graph.captures}
+        self._given = [outside.get(id(t)) for t in given]
+        whole = WholeGraph(graph, takes_reads=False)
+        known = {t.ref() for t in self._given if t is not None}
+        own: set[str] = set()  # what follows from the given
+        for op in whole.operations:
+            if any(t.ref() in known for t in op.inputs):
+                own.add(op.name)
+                known |= {t.ref() for t in op.outputs}
+        common: dict[Any, tf.Tensor] = {
+            t.ref(): t
+            for op in whole.operations
+            if op.name in own
+            for t in op.inputs
+            if t.ref() not in known and t.op.type != "Const"
+        }
+        effects = [
+            op
+            for op in whole.operations
+            if internals.is_stateful(op.type) and op.type != "ReadVariableOp"
+        ]
+        self.is_alike = all(op.name in own for op in effects) and all(
+            t.shape.rank == 0 and t.dtype != tf.resource
+            for t in common.values()
+        )
+        self._read = [
+            outer
+            for outer, inner in graph.captures
+            if outer.dtype == tf.resource and inner.ref() not in known
+        ]
+        self._num_uses = self._uses()
+        if not self.is_alike:
+            return
+        options = {"autograph": False}
+        cutter = GraphCutter(whole, own, options, "CPU")
+        taken = [t for t in self._given if t is not None]
+        self._function = cutter.function(
+            [*taken, *common.values()], [], effects
+        )
+        self._common = self._add_common(whole, [*common.values()])
+
+    @property
+    def is_as_before(self) -> bool:
+        """Whether nothing was assigned that the update reads."""
+        return self._uses() == self._num_uses
+
+    def __call__(self, given: list[tf.Tensor]) -> None:
+        """Adds the update of a weight to the graph."""
+        values = {
+            t.ref(): value
+            for t, value in zip(self._given, given)
+            if t is not None
+        }
+        self._function({**values, **self._common})
+
+    def _uses(self) -> int:
+        """How often anything but a read has used the variables."""
+        graph = tf.compat.v1.get_default_graph()
+        return sum(
+            op.type != "ReadVariableOp"
+            for handle in self._read
+            for op in graph.capture(handle).consumers()
+        )
+
+    def _add_common(
+        self, whole: WholeGraph, tensors: list[tf.Tensor]
+    ) -> dict[Any, tf.Tensor]:
+        """Adds what is the same for all weights to the graph."""
+        graph = tf.compat.v1.get_default_graph()
+        outside = whole.captures
+        names: set[str] = set()
+        waiting = [t for t in tensors if t.ref() not in outside]
+        given: dict[str, tf.Tensor] = {}
+        while waiting:
+            op = waiting.pop().op
+            if op.name in names:
+                continue
+            names.add(op.name)
+            for t in op.inputs:
+                if t.ref() in outside:
+                    given[t.name] = graph.capture(outside[t.ref()])
+                else:
+                    waiting.append(t)
+        computed = [t for t in tensors if t.ref() not in outside]
+        part = whole.definition_of(names)
+        for node in part.node:
+            node.input[:] = [i for i in node.input if i[0] != "^"]
+        added = internals.import_definition(
+            part, given, [t.name for t in computed]
+        )
+        found = {
+            t.ref(): outside[t.ref()] for t in tensors if t.ref() in outside
+        }
+        return {**found, **{t.ref(): a for t, a in zip(computed, added)}}

@@ -1,4 +1,4 @@
-"""Updates are Keras's, each on the device of its weight."""
+"""Updates are Keras's, and traced once for weights of equal shape."""
 
 import warnings
 
@@ -211,6 +211,60 @@ def test_rate_that_is_a_variable_is_that_of_keras(cls, name):
     expected = trained(optimizer(), False, "float64")
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, 1e-12, 1e-14)
+
+
+# ------------------------------------------------------------------ how often
+def counting(optimizer):
+    """Counts how often Python runs the optimizer's update."""
+    counts = []
+    plain = type(optimizer).update_step
+
+    def counted(self, *args):
+        counts.append(args)
+        return plain(self, *args)
+
+    return counts, counted
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Ftrl", "subclass"])
+def test_equal_weights_share_one_trace(name, monkeypatch):
+    optimizer = OPTIMIZERS[name]()
+    counts, counted = counting(optimizer)
+    cls = next(c for c in type(optimizer).__mro__ if "update_step" in vars(c))
+    alike = {*update._ALIKE, counted}
+    monkeypatch.setattr(cls, "update_step", counted)
+    monkeypatch.setattr(update, "_ALIKE", alike)
+    trained(optimizer, True, "float32", steps=2)
+    assert len(counts) == len({*SHAPES})  # whatever their devices
+
+
+@pytest.mark.parametrize("name", ["own", "Muon", "Lamb"])
+def test_optimizers_not_known_to_be_alike_go_the_way_of_keras(
+    name, monkeypatch
+):
+    optimizer = OPTIMIZERS[name]()
+    counts, counted = counting(optimizer)
+    monkeypatch.setattr(type(optimizer), "update_step", counted)
+    trained(optimizer, True, "float32", steps=1)
+    assert len(counts) == len(SHAPES)
+
+
+def test_instance_gets_its_methods_back():
+    def fail(variable, value):
+        raise RuntimeError("out of luck")
+
+    optimizer = keras.optimizers.Adam()
+    weights = variables("float32")
+    optimizer.build(weights)
+    optimizer.assign_sub = fail
+    before = {**vars(optimizer)}
+    pairs = list(zip(gradients(0, "float32", False), weights))
+    step = tf.function(
+        lambda: update.update_on_devices(optimizer, pairs), autograph=False
+    )
+    with pytest.raises(RuntimeError, match="out of luck"):
+        step()
+    assert vars(optimizer) == before
 
 
 # --------------------------------------------------------------------- places
