@@ -225,6 +225,6 @@ def _sentencepiece() -> Any:
         except ImportError as error:
             raise ImportError(
                 "The package sentencepiece is needed for texts, and is not "
-                "installed. Install it: pip install 'tfgpipe[text]'"
+                "installed. Install it: pip install '.[text]'"
             ) from error
     return sentencepiece

@@ -2,7 +2,7 @@
 
     python -m tools.notebooks
 
-A notebook begins with a cell that installs what is needed.
+A notebook begins with a cell that installs the checkout around it.
 """
 
 import json
@@ -17,9 +17,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 # Each with what its first cell runs.
 NOTEBOOKS = {
-    "tutorial": ("docs/tutorial.md", "%pip install --quiet 'tfgpipe[cpu]'"),
-    "gpus": ("docs/gpu_notebook.md", "%pip install --quiet 'tfgpipe[gpu]'"),
-    "tpu": ("docs/tpu_notebook.md", "%pip install --quiet 'tfgpipe[tpu]'"),
+    "tutorial": ("docs/tutorial.md", "%pip install --quiet '..[cpu]'"),
+    "gpus": ("docs/gpu_notebook.md", "%pip install --quiet '..[gpu]'"),
+    "tpu": ("docs/tpu_notebook.md", "%pip install --quiet '..[tpu]'"),
 }
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
 

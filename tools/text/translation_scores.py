@@ -249,6 +249,6 @@ def sacrebleu() -> Any:
         except ImportError as error:
             raise ImportError(
                 "The package sacrebleu is needed to score translations, and "
-                "is not installed. Install it: pip install 'tfgpipe[text]'"
+                "is not installed. Install it: pip install '.[text]'"
             ) from error
     return sacrebleu
