@@ -293,11 +293,8 @@ NOT_EAGERLY = (straight_through_weights,)
             *((make, False) for make in TABLE),
             *((make, True) for make in TABLE if make not in NOT_EAGERLY),
         ],
-        [
-            *((make, False) for make in TABLE),
-            (draws_in_a_function, True),
-            (keeps_in_attributes, True),
-        ],
+        # A quick model of the matrix, "between", has most of the others.
+        [(reads_later, False), (keeps_in_attributes, True)],
     ),
 )
 def test_layers_train_as_in_keras(make, eagerly):

@@ -222,7 +222,7 @@ DRAWING = [
     "case",
     [
         *slow(FEATURED, range(0, len(FEATURED), 17)),
-        *slow(REPLICATED, REPLICATED[:2]),
+        *slow(REPLICATED, REPLICATED[1:2]),
         *slow(DRAWING, DRAWING[:1]),
     ],
 )
