@@ -217,14 +217,14 @@ def _compare_layers(
     for i, (section, expected) in reversed([*enumerate(both)]):
         rounding = TINY_INPUTS * coming_back
         difference = max(
-            gradient_distance(found, other, rounding)
-            for found, other in zip(section.gradients, expected.gradients)
+            gradient_distance(gradient, other, rounding)
+            for gradient, other in zip(section.gradients, expected.gradients)
         )
         limit, what = places.limit(section), "gradient with respect to inputs"
         if any(section.gradients):
             tally.note("gradient", section.name, what, difference, limit)
             coming_back = max(
-                largest(t) for own in expected.gradients for t in own
+                largest(t) for values in expected.gradients for t in values
             )
         is_wrong = difference > limit
         limit = max(limit, places.rounding_of_sums)
@@ -232,8 +232,10 @@ def _compare_layers(
             id(u.variable): u.variable for u in section.part.uses
         }.values():
             if first_use[id(variable)] == i and id(variable) in by_weight:
-                found, other = ([as_tensor(d)] for d in by_weight[id(variable)])
-                difference = gradient_distance(found, other, floor)
+                gradient, other = (
+                    [as_tensor(d)] for d in by_weight[id(variable)]
+                )
+                difference = gradient_distance(gradient, other, floor)
                 name = places.name(variable)
                 tally.note("gradient", name, "gradient", difference, limit)
                 is_wrong |= difference > limit
@@ -329,14 +331,14 @@ def _as_tensors(
 
 # -------------------------------------------------------------------- Keras
 class KerasStep(NamedTuple):
-    """What Keras makes of the micro-batches, on the host.
+    """The micro-batches as Keras runs them, on the host.
 
     Attributes:
         total: The loss of the mini-batch.
         gradients: By each trainable weight, or None.
         limit: From where on other numbers differ by more than rounding.
         assigned: What becomes of variables that layers assign, by id; without
-            those of which that cannot be said.
+            variables of which that cannot be said.
     """
 
     total: tf.Tensor
@@ -416,7 +418,7 @@ def _as_written() -> Iterator[None]:
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    """Returns the outputs of the mini-batch, with what hangs on them."""
+    """Joins the outputs of micro-batches, with tensors attached to them."""
     if len(outputs) == 1:
         return outputs[0]
 
@@ -425,7 +427,7 @@ def _joined(outputs: Sequence[Any]) -> Any:
             return None
         attached = [internals.attached_to(t, True) for t in parts]
         named = {
-            name: tf.concat([own[name] for own in attached], 0)
+            name: tf.concat([tensors[name] for tensors in attached], 0)
             for name in attached[0]
         }
         constants = internals.constants_on(parts[0])

@@ -1,4 +1,4 @@
-"""What a check has found, as a record that prints as a table."""
+"""The record of a check, which prints as a table."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Finding:
     is_documented: bool = False
 
     def __str__(self) -> str:
-        found = f"{self.kind}: {self.where}: {self.what}"
+        text = f"{self.kind}: {self.where}: {self.what}"
         if math.isinf(self.difference):
-            return found
-        return f"{found}, off by {_number(self.difference)}"
+            return text
+        return f"{text}, off by {_number(self.difference)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """What was compared, all in all.
+    """The number of comparisons of a kind, and the largest difference.
 
     Attributes:
-        kind: As that of a `Finding`.
+        kind: As a `Finding` has it.
         count: How many comparisons there were.
-        largest: The largest difference, that of documented ones left out.
+        largest: The largest difference; documented ones are left out.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `tfgpipe.check` has found. `print` shows tables of it.
+    """The findings of `tfgpipe.check`. `print` shows tables of them.
 
     Attributes:
         title: Which step was looked at, in words.
@@ -79,7 +79,7 @@ class Report:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing differs but what is documented."""
+        """Returns whether nothing differs but what is documented."""
         return self.first is None
 
     @property
@@ -94,14 +94,16 @@ class Report:
         ]
         parts = [_table(("compared", "times", "largest", ""), counts)]
         for is_documented in (True, False):
-            own = [f for f in self.findings if f.is_documented == is_documented]
+            chosen = [
+                f for f in self.findings if f.is_documented == is_documented
+            ]
             title = "documented" if is_documented else "wrong"
             rows = [
                 (f.kind, "", _number(f.difference), f"{f.where}: {f.what}")
-                for f in own[:_MOST]
+                for f in chosen[:_MOST]
             ]
-            if len(own) > _MOST:
-                rows.append(("...", "", "", f"and {len(own) - _MOST} more"))
+            if len(chosen) > _MOST:
+                rows.append(("...", "", "", f"and {len(chosen) - _MOST} more"))
             if rows:
                 parts.append(_table((title, "", "by", ""), rows))
         end = "Exact: nothing else differs by more than rounding."

@@ -236,16 +236,10 @@ class GraphCutter:
     def needed(
         self, fetches: Iterable[tf.Tensor], within: Collection[str]
     ) -> set[str]:
-        """Names of the operations, of some, that tensors depend on."""
-        found: set[str] = set()
-        waiting = [t.op for t in fetches]
-        while waiting:
-            op = waiting.pop()
-            if op.name in found or op.name not in within:
-                continue
-            found.add(op.name)
-            waiting.extend(t.op for t in op.inputs)
-        return found
+        """Returns the names of the operations, of some, that tensors follow."""
+        return {
+            *internals.ancestors(fetches, lambda t: t.op.name not in within)
+        }
 
     def entering(
         self,

@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -649,7 +649,8 @@ class GraphFunction:
     ):
         self._graph = graph
         self._dtypes = [t.dtype for t in outputs]
-        needed = _needed(inputs, outputs)
+        taken = {t.ref() for t in inputs}
+        needed = ancestors(outputs, lambda t: t.ref() in taken, True)
         operations = [op for op in graph.get_operations() if op.name in needed]
         is_stateful = any(map(_is_stateful_op, operations))
         self._call = (
@@ -700,18 +701,25 @@ def _is_stateful_op(op: Any) -> bool:
     return is_stateful(op.type)
 
 
-def _needed(inputs: list[tf.Tensor], outputs: list[tf.Tensor]) -> set[str]:
-    """The names of the operations between some tensors and others."""
-    given = {t.ref() for t in inputs}
-    found: set[str] = set()
-    waiting = [t.op for t in outputs]
+def ancestors(
+    tensors: Iterable[tf.Tensor],
+    stop: Callable[[tf.Tensor], bool] = lambda _: False,
+    with_controls: bool = False,
+) -> dict[str, tf.Operation]:
+    """Returns the operations from which tensors follow, by their names.
+
+    Tensors at which `stop` is true are not followed; `with_controls` is whether
+    control inputs are.
+    """
+    operations: dict[str, tf.Operation] = {}
+    waiting = [t.op for t in tensors if not stop(t)]
     while waiting:
         op = waiting.pop()
-        if op.name not in found:
-            found.add(op.name)
-            waiting += [t.op for t in op.inputs if t.ref() not in given]
-            waiting += op.control_inputs
-    return found
+        if op.name not in operations:
+            operations[op.name] = op
+            waiting += [t.op for t in op.inputs if not stop(t)]
+            waiting += op.control_inputs if with_controls else ()
+    return operations
 
 
 def _types(tensors: list[tf.Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""What differs between a batch and its parts, in words.
+"""Differences between a batch and its parts, in words.
 
 outputs      those of the parts, one after the other
 losses       of the parts, the mean by rows
@@ -35,7 +35,7 @@ _REGULARIZER = (
 
 
 class Outcome(NamedTuple):
-    """What a unit has made of some rows.
+    """The results of a unit for some rows.
 
     Attributes:
         tensors: What it gives.
@@ -73,20 +73,20 @@ class Outcome(NamedTuple):
 def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
     """How far outputs are apart."""
     runs = whole, *parts
-    flat = [own.tensors for own in runs]
-    counts = [own.num_rows for own in runs]
+    flat = [run.tensors for run in runs]
+    counts = [run.num_rows for run in runs]
     # What cancels leaves the rounding of what was taken.
     given = [t for t in whole.inputs if is_continuous(t)]
     noise = max((_rounding(t) for t in given), default=0.0)
     most = {"noise": noise, "num_bytes": whole.num_bytes}
-    found = (_rows_distance(counts, *own, **most) for own in zip(*flat))
-    return max(found, default=0.0)
+    distances = (_rows_distance(counts, *t, **most) for t in zip(*flat))
+    return max(distances, default=0.0)
 
 
 def is_clearly_apart(
     counts: Sequence[int], values: Sequence[Any], num_bytes: int
 ) -> bool:
-    """Whether a tensor has its rows in order, and parts have others."""
+    """Returns whether a tensor has its rows in order, and parts have others."""
     axis = row_axis([tuple(t.shape) for t in values], counts)
     if axis == UNCLEAR:
         return False
@@ -94,11 +94,11 @@ def is_clearly_apart(
 
 
 def of_indices(whole: Any, parts: Sequence[Any]) -> tuple[bool, bool]:
-    """Whether indices are those of rows, and whether parts have them all."""
+    """Returns whether indices are of rows, and whether parts have them all."""
     flat = [tf.reshape(t, (-1,)) for t in parts]
     whole = tf.reshape(whole, (-1,))
     is_of_rows = not distance(whole, tf.concat(flat, 0))
-    return is_of_rows, not any(distance(whole, own) for own in flat)
+    return is_of_rows, not any(distance(whole, part) for part in flat)
 
 
 def _rounding(tensor: Any) -> float:
@@ -109,7 +109,7 @@ def _rounding(tensor: Any) -> float:
 def _rows_distance(
     counts: Sequence[int], whole: Any, *parts: Any, **most: Any
 ) -> float:
-    """How far a tensor is from those of the parts, side by side."""
+    """Computes how far a tensor is from the parts', side by side."""
     missing = [t is None for t in (whole, *parts)]
     if any(missing):
         return 0.0 if all(missing) else float("inf")
@@ -135,12 +135,12 @@ def _rows_distance(
 def by_rows(values: Sequence[Any], parts: Sequence[Outcome]) -> Any:
     """The mean of two parts' values, by their rows."""
     return sum(
-        v * tf.constant(own.share, v.dtype) for v, own in zip(values, parts)
+        v * tf.constant(part.share, v.dtype) for v, part in zip(values, parts)
     )
 
 
 def of_outputs(apart: float) -> str:
-    """What to say of a layer whose outputs differ."""
+    """Says what is wrong with a layer whose outputs differ."""
     return (
         "mixes the rows of a batch, or computes with their number, or with "
         "state that follows from them: it sees only those of a micro-batch, "
@@ -161,7 +161,7 @@ def of_condition() -> str:
 
 
 def of_known_rows(count: int) -> str:
-    """What to say of a model whose code asks how many rows there are."""
+    """Says what is wrong with code that asks how many rows there are."""
     return (
         f"does something else for {count} rows than for another number, as "
         "code does that asks for `x.shape[0]` while Python runs: Keras gives "
@@ -171,20 +171,20 @@ def of_known_rows(count: int) -> str:
 
 
 def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
-    """What to say of losses that differ."""
-    if any(len(own.losses) != len(whole.losses) for own in parts):
+    """Says what is wrong with losses that differ."""
+    if any(len(part.losses) != len(whole.losses) for part in parts):
         yield (
             "gives `add_loss` other losses for other numbers of rows. With "
             f"several micro-batches they must be the same. Give one, or {_ONE}."
         )
         return
-    for loss, *own in zip(whole.losses, *(p.losses for p in parts)):
+    for loss, *losses in zip(whole.losses, *(p.losses for p in parts)):
         most = {"num_bytes": whole.num_bytes}
-        apart = distance(loss, by_rows(own, parts), **most)
+        apart = distance(loss, by_rows(losses, parts), **most)
         if not apart:
             continue
-        means = [n * part.num_rows for n, part in zip(own, parts)]
-        if not distance(loss, tf.add_n(own), **most):
+        means = [n * part.num_rows for n, part in zip(losses, parts)]
+        if not distance(loss, tf.add_n(losses), **most):
             what = "a sum over rows"
             wrong = "comes out that many times too small"
             cure = "Divide it by their number"
@@ -208,13 +208,13 @@ def of_state(
     inputs: Sequence[tf.Tensor],
     parts: Sequence[Outcome],
 ) -> Iterator[str]:
-    """What to say of state that differs."""
-    found = [own.state.get(id(variable), (None, None))[1] for own in parts]
+    """Says what is wrong with state that differs."""
+    values = [part.state.get(id(variable), (None, None))[1] for part in parts]
     is_mean = is_continuous(whole) and not variable.trainable
-    if any(value is None for value in found):
+    if any(value is None for value in values):
         apart = float("inf")
     else:
-        expected = by_rows(found, parts) if is_mean else found[0]
+        expected = by_rows(values, parts) if is_mean else values[0]
         noise = rounding_of(inputs)  # of means that are zero but for it
         num_bytes = parts[0].num_bytes
         apart = distance(whole, expected, noise=noise, num_bytes=num_bytes)
@@ -235,7 +235,7 @@ def of_state(
 
 
 def of_drawn(variable: keras.Variable) -> str:
-    """What to say of state that is drawn, and not for each row."""
+    """Says what is wrong with state that is drawn, and not for each row."""
     is_mean = is_continuous(variable.value) and not variable.trainable
     of = (
         "the mean of what the micro-batches draw, which deviates less"
@@ -252,7 +252,7 @@ def of_drawn(variable: keras.Variable) -> str:
 def of_metrics(
     whole: Mapping[str, Any], last: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What to say of results of metrics that run on from part to part."""
+    """Says what is wrong with metrics that run on from part to part."""
     for name, result in whole.items():
         apart = distance(result, last.get(name))
         if apart:
@@ -266,7 +266,7 @@ def of_metrics(
 
 
 def of_replicas(name: str) -> str:
-    """What to say of a metric that replicas cannot add up."""
+    """Says what is wrong with a metric that replicas cannot add up."""
     return (
         f"has a metric with '{name}', to which it does not only add: what each "
         "replica has is added up, which is not what the whole mini-batch would "
@@ -275,15 +275,15 @@ def of_replicas(name: str) -> str:
 
 
 def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
-    """What to say of gradients that differ."""
-    columns = zip(whole.dx, *(own.dx for own in parts))
-    counts = [own.num_rows for own in (whole, *parts)]
+    """Says what is wrong with gradients that differ."""
+    columns = zip(whole.dx, *(part.dx for part in parts))
+    counts = [run.num_rows for run in (whole, *parts)]
     # Those that are given are around 1: what cancels leaves their rounding.
     most = {"num_bytes": whole.num_bytes}
     noise = CANCELLED[whole.num_bytes] / 10
     distances = [
-        _input_distance(counts, *map(as_tensor, own), noise=noise, **most)
-        for own in columns
+        _input_distance(counts, *map(as_tensor, column), noise=noise, **most)
+        for column in columns
     ]
     worst = max(distances, default=0.0)
     if worst:
@@ -296,12 +296,12 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
     # What cancels, as that of an attention's keys, is little but rounding: the
     # parts, and the gradients of other weights, show what was added up.
     sizes = {
-        key: max(largest(own.dw[key][1]) for own in (whole, *parts))
+        key: max(largest(run.dw[key][1]) for run in (whole, *parts))
         for key in whole.dw
     }
     least = 1e-2 * max(sizes.values(), default=0.0)
     for key, (variable, d) in whole.dw.items():
-        total = [as_tensor(own.dw[key][1]) for own in parts]
+        total = [as_tensor(part.dw[key][1]) for part in parts]
         if all(t is None for t in total):
             apart = 0.0 if d is None else float("inf")
         else:
@@ -329,7 +329,7 @@ def _num_places(made: Outcome) -> int:
 
 
 def _sum_of(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """What the gradients of micro-batches come to, see `of_variables`."""
+    """Adds up the gradients of micro-batches, see `of_variables`."""
     if gradient_sums.is_replaced(variable):
         return functools.reduce(tf.maximum, parts)
     return tf.add_n(parts)
@@ -338,7 +338,7 @@ def _sum_of(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
 def _input_distance(
     counts: Sequence[int], whole: Any, *parts: Any, **most: Any
 ) -> float:
-    """How far a gradient is from those of the parts.
+    """Computes how far a gradient is from the parts'.
 
     What has no rows, such as positions, is used by all: there it is the sum.
     """
@@ -351,7 +351,7 @@ def _input_distance(
 
 
 def of_lookups(variable: keras.Variable) -> str:
-    """What to say of slices that are neither those of rows nor repeated."""
+    """Says what is wrong with slices that are neither of rows nor repeated."""
     return (
         f"looks up '{variable.name}' by indices that follow from several rows, "
         "as those of `tf.unique`, or from the longest one. Optimizers other "

@@ -54,25 +54,13 @@ def conditions_of_rows(traced: TracedModel) -> list[tf.Operation]:
     as quotients by numbers that may be 0.
     """
     levels: _Levels = {t.name: (_ROWS, _NOT) for t in traced.x if t is not None}
-    shown = ancestors(t for t in traced.handed_out if t is not None)
-    lost = ancestors(traced.losses)
+    shown = internals.ancestors(t for t in traced.handed_out if t is not None)
+    lost = internals.ancestors(traced.losses)
     return [
         op
         for op in _deciding(traced.operations, levels)
         if op.name in shown or (op.name in lost and op.type not in _SELECTS)
     ]
-
-
-def ancestors(tensors: Iterable[tf.Tensor]) -> set[str]:
-    """Returns the names of the operations from which tensors follow."""
-    names: set[str] = set()
-    waiting = [tensor.op for tensor in tensors]
-    while waiting:
-        op = waiting.pop()
-        if op.name not in names:
-            names.add(op.name)
-            waiting += [t.op for t in op.inputs]
-    return names
 
 
 def _deciding(
@@ -127,7 +115,7 @@ def _of_function(
 ) -> tuple[list[_Level], bool]:
     levels = dict(zip((t.name for t in graph.inputs), before))
     deciding = _deciding(graph.get_operations(), levels, in_loop)
-    used = ancestors(graph.outputs)
+    used = internals.ancestors(graph.outputs)
     made = [levels.get(t.name, (_NOT, _NOT)) for t in graph.outputs]
     return made, any(op.name in used for op in deciding)
 

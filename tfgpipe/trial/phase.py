@@ -92,8 +92,8 @@ class Phase:
                 self.call,
                 specs,
                 [
-                    host if self._tries_all else own.stores[0]
-                    for own in self.cells
+                    host if self._tries_all else cell.stores[0]
+                    for cell in self.cells
                 ],
                 tries_all=self._tries_all,
                 **options,
@@ -127,10 +127,10 @@ class Phase:
         is_drawn = not all(kind.startswith("Stateless") for kind in kinds)
         if not graph.is_of_any_rows or is_drawn:
             return graph
-        own = next(t for t in step.x if t is not None).shape[0]
+        num_rows = next(t for t in step.x if t is not None).shape[0]
         first = [
             None if count is None else self._first_unlike(specs, count, known)
-            for count, known in ((own, (step, units)), (total, None))
+            for count, known in ((num_rows, (step, units)), (total, None))
         ]
         if not any(first):
             return graph
@@ -168,7 +168,7 @@ class Phase:
         self.graph = graph
         self.said, self.tried, self.errors = {}, set(), {}
         self.differentiated, self.gradient_errors = set(), {}
-        for i, unit in enumerate(graph.units.found):
+        for i, unit in enumerate(graph.units.units):
             if unit.mixes:
                 self.mixes(i, math.inf)
             elif unit in graph.units.drawing:
@@ -177,12 +177,12 @@ class Phase:
                 )
         self.wanted = [
             (i, unit)
-            for i, unit in enumerate(graph.units.found)
+            for i, unit in enumerate(graph.units.units)
             if self.is_tried(unit) and i not in self.errors and not unit.mixes
         ]
 
     def is_tried(self, unit: Unit) -> bool:
-        """Whether a unit is to be tried."""
+        """Returns whether a unit is to be tried."""
         return self._tries_all or not unit.is_known
 
     def _first_unlike(
@@ -198,7 +198,7 @@ class Phase:
         graph, parts = self.graph, rows.Parts(1, num_rows - 1)
         whole, *_ = rows.drawn(specs, 8, graph.smallest_table, parts=parts)
         try:
-            least = min([unit.num_bytes for unit in graph.units.found])
+            least = min([unit.num_bytes for unit in graph.units.units])
             other, units = known or graph.traced_for(num_rows)
             pairs = graph.compare_runs(
                 other, units, tree.flatten(whole), self.weights
@@ -216,7 +216,7 @@ class Phase:
         return self._placed(first) if first else (self.cells[0], "the model")
 
     def later(self) -> Iterator[State]:
-        """Yields the state of the second step, and that of a late one.
+        """Yields the state of the second step, and of a late one.
 
         What is the same for all rows is taken for a counter.
         """
@@ -249,14 +249,14 @@ class Phase:
             self._fails_anyhow |= is_real
 
     def look_up(self, parts: rows.Parts, nests: Sequence[Any]) -> None:
-        """Finds out which lookups are those of rows, and nothing else."""
+        """Finds out which lookups are by rows, and nothing else."""
         with contextlib.suppress(Exception):  # of rows that it cannot take
             _Run(self, parts, nests, {}).try_lookups()
 
     def say(self, i: int, about: str, what: str, name: str = "") -> None:
         """Notes what differs of a unit, which may be known by another name."""
-        cell, own = self.place(i)
-        self.said.setdefault((i, about), (cell, name or own, what))
+        cell, unit_name = self.place(i)
+        self.said.setdefault((i, about), (cell, name or unit_name, what))
 
     def mixes(self, i: int, apart: float, name: str = "") -> None:
         """Notes that rows of a unit follow from others."""
@@ -269,7 +269,7 @@ class Phase:
         for op in conditions_of_rows(self.graph.traced):
             unit = units.of(op.outputs[0])
             if unit is not None and not units.is_inside_known(op):
-                i = units.found.index(unit)
+                i = units.units.index(unit)
                 self.say(i, "outputs", compare.of_condition())
         names = [name for _, name, _ in self.said.values()]
         if self.asked and self.asked[1] not in names:
@@ -277,7 +277,7 @@ class Phase:
 
     def place(self, i: int) -> tuple[Cell, str]:
         """Where a unit is, and its name."""
-        return self._placed(self.graph.units.found[i])
+        return self._placed(self.graph.units.units[i])
 
     def _placed(self, unit: Unit) -> tuple[Cell, str]:
         return self.cells[min(unit.cell, len(self.cells) - 1)], unit.name
@@ -289,21 +289,21 @@ class Phase:
         if self.graph is None:
             return [(self.cells[0], "the model", self.failure)]
         why = self.failure or "what comes before it could not be run in parts"
-        found = {
+        reasons = {
             i: self.errors.get(i, why)
-            for i, unit in enumerate(self.graph.units.found)
+            for i, unit in enumerate(self.graph.units.units)
             if self.is_tried(unit) and i not in self.tried
         }
         for i, error in self.gradient_errors.items():
             if i not in self.differentiated:
-                found.setdefault(i, error)
-        return [(*self.place(i), text) for i, text in sorted(found.items())]
+                reasons.setdefault(i, error)
+        return [(*self.place(i), text) for i, text in sorted(reasons.items())]
 
 
 class _Run:
     """All units on some rows: as a whole, and in parts.
 
-    Of a unit whose outputs differ, the parts are given those of the whole, so
+    Of a unit whose outputs differ, the parts are given the whole's, so
     that its fault is not taken for one of the next.
     """
 
@@ -318,7 +318,7 @@ class _Run:
         self._traced = phase.graph.traced
         self._state = state
         self._flat = [tree.flatten(nest) for nest in nests]
-        self._counts = [own.stop - own.start for own in parts.slices]
+        self._counts = [rows.stop - rows.start for rows in parts.slices]
         self._fed: list[Values] = [{}, {}, {}]
         self._made: list[Values] = [{}, {}, {}]
         units = phase.graph.units
@@ -330,10 +330,12 @@ class _Run:
         ]
 
     def _values(self, place: int, more: Sequence[Any] = ()) -> dict[Any, Any]:
-        """What all rows, or a part, are run on; `more` is state besides."""
+        """Returns what all rows, or a part, are run on; `more` is state."""
         state = {**self._state, **{id(v): (v, value) for v, value in more}}
-        own = self._graph.given(self._flat[place], self._phase.weights, state)
-        return {**own, **self._fed[place]}
+        values = self._graph.given(
+            self._flat[place], self._phase.weights, state
+        )
+        return {**values, **self._fed[place]}
 
     def units(self) -> None:
         """Tries the units, one after the other."""
@@ -343,13 +345,13 @@ class _Run:
         is_known = self._feed(fed, drawn)
         whole = graph.run(wanted, {**self._values(0), **(drawn or [{}])[0]})
         self._note_next(whole)
-        start, end = 0, len(graph.units.found)
+        start, end = 0, len(graph.units.units)
         while start < end and is_known:
             self._made = [whole, *self._parts_of(wanted)]
             start = self._first_fault(start)
             if start < end:
                 gives = [
-                    t for t in graph.units.found[start].gives if is_data(t)
+                    t for t in graph.units.units[start].gives if is_data(t)
                 ]
                 is_known = self._feed(gives, self._made)
                 start += 1
@@ -369,19 +371,19 @@ class _Run:
         """Gives parts what the whole has; returns whether that is known."""
         for tensor in tensors:
             ref = tensor.ref()
-            sizes = [tuple(own[ref].shape) for own in made]
-            found = [
+            sizes = [tuple(run[ref].shape) for run in made]
+            fed = [
                 rows.part_of(made[0][ref], sizes, self._parts, place)
                 for place in range(3)
             ]
-            if any(value is None for value in found):
+            if any(value is None for value in fed):
                 return False
-            for own, value in zip(self._fed, found):
-                own[ref] = value
+            for values, value in zip(self._fed, fed):
+                values[ref] = value
         return True
 
     def _parts_of(self, wanted: Sequence[tf.Tensor]) -> list[Values]:
-        """What parts make; metrics run on from part to part, state does not."""
+        """Runs the parts: metrics run on from part to part, state does not."""
         first = self._graph.run(wanted, self._values(1))
         chained = [
             (v, first[t.ref()])
@@ -391,7 +393,7 @@ class _Run:
         return [first, self._graph.run(wanted, self._values(2, chained))]
 
     def _outcomes(self, unit: Unit, **of: Any) -> list[Outcome]:
-        """What a unit has made of all rows, and of each part."""
+        """Returns the results of a unit for all rows, and for each part."""
         fed = self._fed[0]
         gives = [t for t in unit.gives if t.ref() not in fed]
         losses = self._losses.get(unit, [])
@@ -428,14 +430,14 @@ class _Run:
                 self._phase.mixes(i, apart, self._inner_name(unit))
                 self._phase.sizes_vary |= self._has_unclear(unit)
                 return i
-        return len(self._graph.units.found)
+        return len(self._graph.units.units)
 
     def _is_repeatable(self, unit: Unit) -> bool:
-        """Whether a unit equals itself; else there is nothing to compare."""
-        own = [t for t in unit.gives if is_data(t)]
-        again = self._graph.run(own, self._values(0))
+        """Returns whether a unit equals itself; else none can be compared."""
+        gives = [t for t in unit.gives if is_data(t)]
+        again = self._graph.run(gives, self._values(0))
         made = self._made[0]
-        return not any(distance(made[t.ref()], again[t.ref()]) for t in own)
+        return not any(distance(made[t.ref()], again[t.ref()]) for t in gives)
 
     def _inner_name(self, unit: Unit) -> str:
         """The name of what inside a unit is the first that differs."""
@@ -443,14 +445,14 @@ class _Run:
         tensors = [t for _, t in inner]
         made = [self._graph.run(tensors, self._values(p)) for p in range(3)]
         for name, tensor in inner:
-            values = [own[tensor.ref()] for own in made]
+            values = [run[tensor.ref()] for run in made]
             if compare.is_clearly_apart(self._counts, values, unit.num_bytes):
                 return name
         return unit.name
 
     def _has_unclear(self, unit: Unit) -> bool:
         sizes = [
-            [tuple(own[t.ref()].shape) for own in self._made]
+            [tuple(run[t.ref()].shape) for run in self._made]
             for t in unit.gives
             if t.ref() in self._made[0]
         ]
@@ -472,8 +474,8 @@ class _Run:
         units = self._graph.units
         for variable, tensor in self._new:
             key = id(variable)
-            made = [own.state[key][1] for own in (whole, *parts)]
-            if any(distance(made[0], own) for own in made[1:]):
+            made = [run.state[key][1] for run in (whole, *parts)]
+            if any(distance(made[0], run) for run in made[1:]):
                 self._phase.varying.add(key)
             if units.of(tensor) is not unit or key in self._phase.metrics:
                 continue
@@ -482,9 +484,9 @@ class _Run:
             ):
                 self._phase.say(i, f"state {key}", text)
         for metric in self._phase.all_metrics:
-            own = {id(v) for v in metric.variables}
+            ids = {id(v) for v in metric.variables}
             if not any(
-                id(v) in own and units.of(t) is unit for v, t in self._new
+                id(v) in ids and units.of(t) is unit for v, t in self._new
             ):
                 continue
             results = [self._results(metric, o) for o in (whole, parts[-1])]
@@ -506,7 +508,7 @@ class _Run:
         rows 0 1 0 1 0 --> unit --> y'      y'[0:2] beside y[0:2]
         """
         phase, graph = self._phase, self._graph
-        for i, unit in enumerate(graph.units.found):
+        for i, unit in enumerate(graph.units.units):
             is_wanted = phase.is_tried(unit) and not unit.mixes
             if unit not in graph.units.drawing or not is_wanted:
                 continue
@@ -521,22 +523,22 @@ class _Run:
             if any(value is None for value in others.values()):
                 continue
             one, again, other = (
-                [*graph.run(gives, {**values, **own}).values()]
-                for own in ({}, {}, others)
+                [*graph.run(gives, {**values, **run}).values()]
+                for run in ({}, {}, others)
             )
             if any(map(distance, one, again)):
                 phase.errors[i] = "it draws by other means than a seed"
                 continue
             phase.tried.add(i)
             for t, *pair in zip(gives, one, other):
-                sizes = [tuple(own[t.ref()].shape) for own in self._fed]
+                sizes = [tuple(run[t.ref()].shape) for run in self._fed]
                 a, b = (rows.part_of(v, sizes, self._parts, 1) for v in pair)
                 if apart := distance(a, b, num_bytes=unit.num_bytes):
                     phase.mixes(i, apart)
 
     def _with_first_rows(self, ref: Any) -> Any:
         """Of all rows, with the first ones again and again; None if unclear."""
-        values = [own[ref] for own in self._made]
+        values = [run[ref] for run in self._made]
         sizes = [tuple(t.shape) for t in values]
         axis = rows.row_axis(sizes, self._counts)
         if axis < 0:
@@ -560,13 +562,13 @@ class _Run:
         for variable, tensor in kept:
             unit = graph.units.of(tensor)
             if unit is not None:
-                i = graph.units.found.index(unit)
+                i = graph.units.units.index(unit)
                 text = compare.of_drawn(variable)
                 self._phase.say(i, f"state {id(variable)}", text)
 
     def _is_of_batch(self, draw: tf.Tensor) -> bool:
-        """Whether random numbers are not those of rows."""
-        sizes = {tuple(own[draw.ref()].shape) for own in self._fed}
+        """Returns whether random numbers are not drawn for rows."""
+        sizes = {tuple(run[draw.ref()].shape) for run in self._fed}
         return len(sizes) == 1
 
     def _try_replicas(self) -> None:
@@ -588,13 +590,13 @@ class _Run:
                 for p, start in enumerate(starts)
             )
             if distance(whole, one + other):
-                i = graph.units.found.index(unit)
+                i = graph.units.units.index(unit)
                 text = compare.of_replicas(variable.name)
                 self._phase.say(i, f"replicas {id(variable)}", text)
 
     # -------------------------------------------------------------- gradients
     def try_lookups(self) -> None:
-        """Finds out which lookups are those of rows."""
+        """Finds out which lookups are by rows."""
         tensors = [lookup.indices for lookup in self._graph.lookups]
         if tensors:
             self._judge_lookups(
@@ -602,7 +604,7 @@ class _Run:
             )
 
     def _judge_lookups(self, runs: Sequence[Values]) -> None:
-        """Slices of sparse gradients are those of rows, or of all of them."""
+        """Slices of sparse gradients are of rows, or of all of them."""
         phase, units = self._phase, self._graph.units
         for lookup in self._graph.lookups:
             whole, *parts = (values[lookup.indices.ref()] for values in runs)
@@ -610,28 +612,30 @@ class _Run:
             if is_of_rows and not are_repeated:
                 phase.lookups_of_rows.add(lookup.place)
             if not (is_of_rows or are_repeated or phase.sizes_vary):
-                i = units.found.index(lookup.unit)
+                i = units.units.index(lookup.unit)
                 text = compare.of_lookups(lookup.variable)
                 phase.say(i, f"lookup {id(lookup.variable)}", text)
 
     def _try_gradients(self) -> None:
         """Those of units that are differentiated."""
         graph = self._graph
-        own = [
+        tried = [
             (i, unit, graph.gradients[unit])
             for i, unit in self._phase.wanted
             if unit in graph.gradients
             and not any(place == i for place, _ in self._phase.said)
         ]
-        tensors = [t for *_, gradients in own for t in gradients.found]
+        tensors = [
+            t for *_, gradients in tried for t in gradients.all_gradients
+        ]
         if not tensors:
             return
         given: list[Values] = [{}, {}, {}]
-        for *_, gradients in own:
+        for *_, gradients in tried:
             for i, (t, dy) in enumerate(zip(gradients.made, gradients.dy)):
                 for place, d in enumerate(self._cotangents(i, t)):
                     given[place][dy.ref()] = d
-        numbers = [i for i, *_ in own]
+        numbers = [i for i, *_ in tried]
         try:
             made = [
                 graph.run(tensors, {**self._values(place), **given[place]})
@@ -642,7 +646,7 @@ class _Run:
             self._phase.gradient_errors.update(dict.fromkeys(numbers, text))
             return
         self._phase.differentiated.update(numbers)
-        for i, unit, gradients in own:
+        for i, unit, gradients in tried:
             dx = [[m[t.ref()] for t in gradients.dx] for m in made]
             dw = [
                 {id(t): (v, m[t.ref()]) for v, t in gradients.dw} for m in made
@@ -656,13 +660,13 @@ class _Run:
 
         Zeros, where it is not known which numbers are those of which row.
         """
-        values = [own[tensor.ref()] for own in self._made]
+        values = [run[tensor.ref()] for run in self._made]
         sizes = [tuple(t.shape) for t in values]
         expected = [
             rows.part_of(values[0], sizes, self._parts, place)
             for place in range(3)
         ]
-        if any(distance(*own) for own in zip(values, expected)):
+        if any(distance(*pair) for pair in zip(values, expected)):
             return [tf.zeros_like(t) for t in values]
         return [
             rows.cotangent(number, values, self._parts, place)
@@ -684,12 +688,12 @@ def _grouped(
     losses: Sequence[tf.Tensor], units: Units
 ) -> dict[Unit, list[tf.Tensor]]:
     """Losses of layers by the units that made them."""
-    found: dict[Unit, list[tf.Tensor]] = {}
+    by_unit: dict[Unit, list[tf.Tensor]] = {}
     for loss in losses:
         unit = units.of(loss)
         if unit is not None:
-            found.setdefault(unit, []).append(loss)
-    return found
+            by_unit.setdefault(unit, []).append(loss)
+    return by_unit
 
 
 def _is_zero(value: tf.Tensor) -> bool:

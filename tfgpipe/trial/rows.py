@@ -46,7 +46,7 @@ LENGTHS = (8, 7, 1, 130)
 
 
 def has_unknown_sizes(specs: Any) -> bool:
-    """Whether an axis other than that of the rows may have any length."""
+    """Returns whether an axis but for the rows' may have any length."""
     flat = [spec for spec in tree.flatten(specs) if spec is not None]
     return any(None in tuple(spec.shape)[1:] for spec in flat)
 
@@ -69,8 +69,8 @@ def drawn(
         dtype = tf.as_dtype(spec.dtype)
         if dtype == tf.string:  # the last one is the longest
             texts = [["a " * (row + 1)] for row in range(count)]
-            found = tf.repeat(tf.constant(texts), math.prod(sizes), axis=1)
-            return tf.reshape(found, (count, *sizes))
+            repeated = tf.repeat(tf.constant(texts), math.prod(sizes), axis=1)
+            return tf.reshape(repeated, (count, *sizes))
         shape = (count, *sizes)
         values = tf.random.stateless_normal(shape, (len(sizes), 7 + seed))
         if dtype == tf.bool:
@@ -107,10 +107,10 @@ def first_rows(data: Any, count: int) -> Any:
 
 
 def are_like(nest: Any, specs: Any) -> bool:
-    """Whether tensors have the structure, dtypes and sizes of specs."""
-    own, others = (dict(tree.flatten_with_path(t)) for t in (nest, specs))
-    return own.keys() == others.keys() and all(
-        _is_like(own[path], others[path]) for path in own
+    """Returns whether tensors have the structure, dtypes and sizes of specs."""
+    tensors, others = (dict(tree.flatten_with_path(t)) for t in (nest, specs))
+    return tensors.keys() == others.keys() and all(
+        _is_like(tensors[path], others[path]) for path in tensors
     )
 
 
@@ -125,12 +125,12 @@ def _is_like(tensor: Any, spec: Any) -> bool:
 def with_parts(whole: Any, parts: Parts) -> list[Any]:
     """A nest of tensors with a row each, and its parts."""
 
-    def own(rows: slice) -> Any:
+    def rows_of(rows: slice) -> Any:
         return tree.map_structure(
             lambda t: None if t is None else t[rows], whole
         )
 
-    return [own(rows) for rows in parts.slices]
+    return [rows_of(rows) for rows in parts.slices]
 
 
 NONE, UNCLEAR = -1, -2
@@ -139,13 +139,15 @@ NONE, UNCLEAR = -1, -2
 def row_axis(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> int:
     """Along which axis a tensor has the rows.
 
-    `shapes` are those of the tensor of all rows, and of each part, which have
+    `shapes` are of the tensor of all rows, and of each part, which have
     `counts` rows. `NONE` if all are the same; `UNCLEAR` if there are several
     elements for each row, or sizes that follow from the rows otherwise.
     """
     if len({*map(len, shapes)}) > 1:
         return UNCLEAR
-    differ = [axis for axis, own in enumerate(zip(*shapes)) if len({*own}) > 1]
+    differ = [
+        axis for axis, sizes in enumerate(zip(*shapes)) if len({*sizes}) > 1
+    ]
     if not differ:
         return NONE
     axis, *others = differ
@@ -178,17 +180,17 @@ def part_of(
 def cotangent(
     number: int, values: Sequence[Any], parts: Parts, place: int
 ) -> Any:
-    """What gradients begin with: drawn numbers, the same for a row in each run.
+    """Draws what gradients begin with, the same for a row in each run.
 
-    `values` are those of a tensor, of all rows and of each part, of which one
+    `values` are of a tensor, for all rows and for each part, of which one
     is at `place`. What has no rows gets of each part of them a share.
     """
     sizes = [tuple(t.shape) for t in values]
     dtype = values[0].dtype
     drawn = tf.random.stateless_normal(sizes[0], (number, 3))
-    found = part_of(tf.cast(drawn, dtype), sizes, parts, place)
+    gradient = part_of(tf.cast(drawn, dtype), sizes, parts, place)
     rows = parts.slices[place]
-    counts = [own.stop - own.start for own in parts.slices]
+    counts = [one.stop - one.start for one in parts.slices]
     if row_axis(sizes, counts) == NONE:
-        found *= tf.cast((rows.stop - rows.start) / parts.total, dtype)
-    return found
+        gradient *= tf.cast((rows.stop - rows.start) / parts.total, dtype)
+    return gradient

@@ -56,7 +56,7 @@ class Trial:
         self._data: Callable[[int], Any] | None = None
         self._num_rows = 0  # of a mini-batch, where data are at hand
         self._rule = rule
-        self._found: list[Phase] = []
+        self._tried: list[Phase] = []
         self._phases: set[Any] = set()
         self._told: set[tuple[str, str]] = set()
         self.lookups_of_rows: set[tuple[int, int]] = set()
@@ -85,7 +85,7 @@ class Trial:
     ) -> None:
         """Tries a model, if it has not been tried in this phase.
 
-        What was found is for `tell`.
+        What differs is for `tell`.
 
         Args:
             call: How the model is called.
@@ -103,7 +103,7 @@ class Trial:
             return
         is_off = self._rule == "off"
         units = Units(traced)
-        is_known = all(unit.is_known for unit in units.found)
+        is_known = all(unit.is_known for unit in units.units)
         # Code that asks for a number of rows may show at another one alone.
         asks = flat[0].shape[0] is not None and _has_own_code(call)
         is_needed = not is_known or (asks and not is_off)
@@ -135,34 +135,36 @@ class Trial:
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
         if not is_off:
-            self._found.append(phase)
+            self._tried.append(phase)
 
     def _rows(
         self, graph: TriedGraph, specs: Any, many: rows.Parts | None
     ) -> list[tuple[rows.Parts, list[Any], bool]]:
-        """What to try layers on, and whether it is real data."""
-        found: list[Any] = []
+        """Returns what to try layers on, and whether it is real data."""
+        of_data: list[Any] = []
         real: list[rows.Parts] = []
         if self._data is not None:
-            real = [own for own in (rows.FEW, many) if own is not None]
-            real = [own for own in real if own.total <= self._num_rows]
+            real = [parts for parts in (rows.FEW, many) if parts is not None]
+            real = [parts for parts in real if parts.total <= self._num_rows]
             try:
-                found = [
-                    (own, rows.with_parts(self._data(own.total), own), True)
-                    for own in real
+                of_data = [
+                    (p, rows.with_parts(self._data(p.total), p), True)
+                    for p in real
                 ]
             except Exception as error:  # the step itself will tell the user
                 failures.inform(f"Layers are tried on drawn rows: {error}")
                 real = []
-            if not all(rows.are_like(nests[0], specs) for _, nests, _ in found):
-                found, real = [], []  # a subclass's step makes others of them
+            firsts = [nests[0] for _, nests, _ in of_data]
+            if not all(rows.are_like(first, specs) for first in firsts):
+                of_data, real = [], []  # a subclass's step makes others
         lengths = rows.LENGTHS if rows.has_unknown_sizes(specs) else (1,)
         tried = [(rows.FEW, n, 0) for n in lengths]
         if not real:
             tried.append((many or rows.FEW, lengths[0], 1))
-        return found + [
-            (own, rows.drawn(specs, n, graph.smallest_table, seed, own), False)
-            for own, n, seed in tried
+        limit = graph.smallest_table
+        return of_data + [
+            (p, rows.drawn(specs, n, limit, seed, p), False)
+            for p, n, seed in tried
         ]
 
     def _many(
@@ -193,7 +195,7 @@ class Trial:
             ValueError: If there are any, and the rule is "error". The next step
                 is tried again, and refused again.
         """
-        passes, self._found = self._found, []
+        passes, self._tried = self._tried, []
         try:
             for phase in passes:
                 self._tell(phase)
@@ -235,7 +237,7 @@ def try_all(
     """Tries all units of a model on a mini-batch, on the host.
 
     Weights of zeros are drawn, and vectors of them are taken as they are, too;
-    state is that of now, and of later steps.
+    state is the present one, and one of later steps.
 
     Args:
         call: How the model is called.
@@ -260,7 +262,7 @@ def try_all(
 
 
 def _has_own_code(call: ModelCall) -> bool:
-    """Whether code that is not Keras's runs where the model is called."""
+    """Returns whether code that is not Keras's runs in calls of the model."""
     return any(
         isinstance(one, keras.layers.Lambda)
         or not internals.is_keras(type(one))
@@ -285,6 +287,6 @@ def _unnoticed() -> Iterator[None]:
 
 
 def _has_same_lookups(traced: TracedModel) -> bool:
-    """Whether some lookups seem to be the same for all rows."""
+    """Returns whether some lookups seem to be the same for all rows."""
     varies = traced.varying()
     return any(not varies(op.inputs[1]) for *_, op in traced.all_lookups())

@@ -7,7 +7,7 @@ tensors, and assignments are results. Weights of zeros, behind which nothing
 would show, are drawn.
 
 What all rows have drawn, each part is given: the numbers of its rows. So it is
-with moments of batch normalisations, which are those of micro-batches by the
+with moments of batch normalisations, which follow from micro-batches by the
 paper's rule. Such tensors are `fed`:
 
     whole   x ------------> draw --> layer --> y
@@ -41,7 +41,6 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.state import is_synchronized
 from tfgpipe.trial import rows
-from tfgpipe.trial.conditions import ancestors
 from tfgpipe.trial.units import Unit, Units, is_data
 
 # Values by the ids of variables.
@@ -82,8 +81,8 @@ class Gradients(NamedTuple):
     dw: list[tuple[keras.Variable, tf.Tensor]]
 
     @property
-    def found(self) -> list[tf.Tensor]:
-        """All that it computes."""
+    def all_gradients(self) -> list[tf.Tensor]:
+        """Returns all that it computes."""
         return [*self.dx, *(t for _, t in self.dw)]
 
 
@@ -126,16 +125,16 @@ class TriedGraph:
         self._specs = specs
         self._by_rows: dict[int | None, tuple[TracedModel, Units]] = {}
         self.is_of_any_rows = is_of_any_rows
-        found: Any = None
+        run: Any = None
         if is_of_any_rows:
             with contextlib.suppress(Exception):  # it may need to know them
-                found = self._run_for(None, known)
-        if found is None:
+                run = self._run_for(None, known)
+        if run is None:
             self.is_of_any_rows = False
-            found = self._run_for(rows.FEW.total)
-        self.traced, self.units, self.gradients = found
+            run = self._run_for(rows.FEW.total)
+        self.traced, self.units, self.gradients = run
         traced = self.traced
-        self._captured = {own.ref(): t for t, own in traced.graph.captures}
+        self._captured = {inner.ref(): t for t, inner in traced.graph.captures}
         self._functions: dict[Any, Any] = {}
         fed = [*self.units.draws, *_moments(traced)]
         results = [
@@ -144,7 +143,7 @@ class TriedGraph:
             *(t for t in traced.handed_out if t is not None),
             *(lookup.indices for lookup in self.lookups),
         ]
-        for unit in self.units.found:
+        for unit in self.units.units:
             if unit in self.units.drawing or unit.mixes:
                 fed += unit.gives
             if tries_all or not unit.is_known:
@@ -186,8 +185,8 @@ class TriedGraph:
         self, traced: TracedModel, units: Units
     ) -> dict[Unit, Gradients]:
         """Each unit by itself: no fault of one is taken for one of another."""
-        found: dict[Unit, Gradients] = {}
-        for unit in units.found if self._call.training else ():
+        gradients: dict[Unit, Gradients] = {}
+        for unit in units.units if self._call.training else ():
             if not (self._tries_all or unit in units.differentiating):
                 continue
             losses = [t for t in traced.losses if units.of(t) is unit]
@@ -207,8 +206,8 @@ class TriedGraph:
                 left = iter([as_tensor(d) for d in flat])
             dx = [d for _, d in zip(takes, left) if d is not None]
             dw = [(u.variable, d) for u, d in zip(uses, left) if d is not None]
-            found[unit] = Gradients(made, dy, dx, dw)
-        return found
+            gradients[unit] = Gradients(made, dy, dx, dw)
+        return gradients
 
     def _graph_for(self, values: Mapping[Any, Any]) -> Any:
         """The graph that takes these rows."""
@@ -235,7 +234,7 @@ class TriedGraph:
         Returns pairs of values: first of what tried units give, in order, with
         the unit; None and None where it is not known what belongs together.
         Then, of no unit, all that both have of outputs, losses of layers, and
-        what these assign. `units` are those of the other run.
+        what these assign. `units` are the units of the other run.
         """
         before = [op.device for op in other.operations]
         self._place(other)
@@ -288,19 +287,19 @@ class TriedGraph:
     @functools.cached_property
     def lookups(self) -> list[Lookup]:
         """See `TriedGraph`."""
-        found = []
+        lookups = []
         # Distinct indices are added up by index, whatever they follow from.
-        lookups = self.traced.all_lookups() if self._call.training else []
-        for place, use, op in lookups:
+        places = self.traced.all_lookups() if self._call.training else []
+        for place, use, op in places:
             unit, indices = self.units.of(op.outputs[0]), op.inputs[1]
             is_drawing = unit in self.units.drawing
             if unit and not is_drawing and not are_distinct(indices):
-                found.append(Lookup(place, unit, use.variable, indices))
-        return found
+                lookups.append(Lookup(place, unit, use.variable, indices))
+        return lookups
 
     def follows(self, tensor: tf.Tensor, sources: Iterable[tf.Tensor]) -> bool:
-        """Whether a tensor follows from some others."""
-        before = ancestors([tensor])
+        """Returns whether a tensor follows from some others."""
+        before = internals.ancestors([tensor])
         return any(t.op.name in before for t in sources)
 
     @property
@@ -319,58 +318,58 @@ class TriedGraph:
     def run(
         self, wanted: Iterable[tf.Tensor], values: Mapping[Any, Any]
     ) -> Values:
-        """The values of tensors, from those of others.
+        """Computes tensors from others.
 
         What is among `values` is taken as it is.
         """
         check_interruption(in_trial=True)
-        found = {t.ref(): values.get(t.ref()) for t in wanted}
-        left = [ref for ref, value in found.items() if value is None]
+        results = {t.ref(): values.get(t.ref()) for t in wanted}
+        left = [ref for ref, value in results.items() if value is None]
         graph = self._graph_for(values)
         values = {**self._captured, **values}
         key = graph, (*left,), frozenset(values)
         if key not in self._functions:
             # By their names, which they have in the graph of other rows, too.
             inputs, outputs = (
-                [graph.get_tensor_by_name(ref.deref().name) for ref in own]
-                for own in (values, left)
+                [graph.get_tensor_by_name(ref.deref().name) for ref in keys]
+                for keys in (values, left)
             )
             self._functions[key] = internals.GraphFunction(
                 graph, inputs, outputs
             )
         if left:
             made = self._functions[key]([*values.values()])
-            found.update(zip(left, made))
-        return found
+            results.update(zip(left, made))
+        return results
 
     def given(
         self, x: Sequence[Any], weights: State, state: State
     ) -> dict[Any, Any]:
-        """What it is run on: rows, and variables."""
+        """Returns what it is run on: rows, and variables."""
         return _given(self.traced, x, weights, state)
 
 
 def _given(
     traced: TracedModel, x: Sequence[Any], weights: State, state: State
 ) -> dict[Any, Any]:
-    found = {t.ref(): own for t, own in zip(traced.x, x) if t is not None}
+    values = {t.ref(): row for t, row in zip(traced.x, x) if t is not None}
     pairs = [(use.variable, use.tensor) for use in traced.uses]
     for variable, tensor in [*pairs, *traced.state]:
         key = id(variable)
         known = state.get(key) or weights.get(key)
         value = variable.value if known is None else known[1]
-        found[tensor.ref()] = tf.cast(value, tensor.dtype)
-    return found
+        values[tensor.ref()] = tf.cast(value, tensor.dtype)
+    return values
 
 
 def _by_name(units: Units) -> dict[tuple[str, int], Unit]:
     """Units by their names, and which of those with the name they are."""
     counts: collections.Counter[str] = collections.Counter()
-    found = {}
-    for unit in units.found:
-        found[unit.name, counts[unit.name]] = unit
+    by_name = {}
+    for unit in units.units:
+        by_name[unit.name, counts[unit.name]] = unit
         counts[unit.name] += 1
-    return found
+    return by_name
 
 
 def _moments(traced: TracedModel) -> list[tf.Tensor]:
@@ -385,13 +384,13 @@ def _moments(traced: TracedModel) -> list[tf.Tensor]:
 
 
 def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:
-    """Whether a run is that of a call, for such rows."""
+    """Returns whether a call has run so, on such rows."""
     pairs = zip(traced.x, tree.flatten(specs), strict=True)
     trained = {id(use.variable) for use in traced.uses}
-    own = {id(v) for layer in call.layers for v in layer.variables}
+    variables = {id(v) for layer in call.layers for v in layer.variables}
     return (
         call.training
-        and trained <= own
+        and trained <= variables
         and {*map(id, call.normalizations)} == {*map(id, traced.normalizations)}
         and traced.tape is not None
         and all(

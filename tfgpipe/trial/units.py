@@ -111,8 +111,8 @@ class Unit:
         return min((d.size for d in known if d.is_floating), default=8)
 
     def inner(self, traced: TracedModel) -> list[tuple[str, tf.Tensor]]:
-        """What goes from section to section inside, with the maker's name."""
-        own = {op.name for op in self.operations}
+        """Returns what goes from section to section inside, and who made it."""
+        names = {op.name for op in self.operations}
         maker: dict[str, tuple[int, int, str]] = {}
         for op in self.operations:
             place = traced.places[op.name]
@@ -121,19 +121,22 @@ class Unit:
             first = around.index(self.layer) if self.layer in around else 0
             name = "/".join(layer.name for layer in around[first:])
             maker[op.name] = traced.section_at(place), len(around), name
-        found: dict[Any, tuple[str, tf.Tensor]] = {}
+        tensors: dict[Any, tuple[str, tf.Tensor]] = {}
         for op in self.operations:
             for tensor in op.outputs:
                 if not is_data(tensor):
                     continue
-                users = [u.name for u in tensor.consumers() if u.name in own]
+                users = [u.name for u in tensor.consumers() if u.name in names]
                 if any(maker[u] != maker[op.name] for u in users):
-                    found[tensor.ref()] = f"layer '{maker[op.name][2]}'", tensor
-        return [*found.values()]
+                    tensors[tensor.ref()] = (
+                        f"layer '{maker[op.name][2]}'",
+                        tensor,
+                    )
+        return [*tensors.values()]
 
     @property
     def mixes(self) -> bool:
-        """Whether it is known to mix rows."""
+        """Returns whether it is known to mix rows."""
         return self.layer is not None and mixes_rows(self.layer)
 
 
@@ -141,7 +144,7 @@ class Units:
     """The units of a model.
 
     Attributes:
-        found: The units in order.
+        units: The units in order.
         draws: Random numbers, tensors.
         drawing: The units that draw inside loops, branches or functions, or
             turn rows round.
@@ -151,7 +154,7 @@ class Units:
 
     def __init__(self, traced: TracedModel):
         self._traced = traced
-        self.found: list[Unit] = []
+        self.units: list[Unit] = []
         self._unit_of: dict[str, Unit] = {}
         self._library: dict[str, Any] = {}
         if any(internals.takes_functions(op.type) for op in traced.operations):
@@ -165,16 +168,16 @@ class Units:
         for place, op in enumerate(traced.operations[:end]):
             if op.type in ("Placeholder", "Const", "NoOp"):
                 continue
-            own, unit = self._place(place)
-            if own != key:
-                key = own
-                self.found.append(unit)
-            last = self.found[-1]
+            place_key, unit = self._place(place)
+            if place_key != key:
+                key = place_key
+                self.units.append(unit)
+            last = self.units[-1]
             last.sections.add(traced.section_at(place))
             last.operations.append(op)
             self._unit_of[op.name] = last
         self._connect()
-        for unit in self.found:
+        for unit in self.units:
             unit.is_known = self._is_known(unit)
         self.draws: list[tf.Tensor] = []
         self.drawing: set[Unit] = set()
@@ -219,9 +222,9 @@ class Units:
             *(t for _, t in traced.state),
         ]
         free = {t.ref() for t in fixed}
-        free |= {own.ref() for _, own in traced.graph.captures}
+        free |= {inner.ref() for _, inner in traced.graph.captures}
         given: dict[Any, tf.Tensor] = {}
-        for unit in self.found:
+        for unit in self.units:
             for op in unit.operations:
                 for tensor in op.inputs:
                     maker = self._unit_of.get(tensor.op.name)
@@ -238,7 +241,7 @@ class Units:
                 _add(maker.gives, tensor)
 
     def _made(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What is only handed on behind all units, where it is made."""
+        """Returns what is only handed on behind all units, where it is made."""
         while tensor.op.name not in self._unit_of and tensor.op.inputs:
             tensor = tensor.op.inputs[0]
         return tensor
@@ -273,12 +276,12 @@ class Units:
 
 
 def is_data(tensor: tf.Tensor) -> bool:
-    """Whether a tensor has values, rather than a handle of something."""
+    """Returns whether a tensor has values, not a handle of something."""
     return tensor.dtype not in (tf.variant, tf.resource)
 
 
 def is_random(kind: str) -> bool:
-    """Whether operations of a type draw random numbers."""
+    """Returns whether operations of a type draw random numbers."""
     names = ("Random", "TruncatedNormal", "Multinomial")
     if not any(name in kind for name in names):
         return False
@@ -286,20 +289,22 @@ def is_random(kind: str) -> bool:
 
 
 def _add(tensors: list[tf.Tensor], tensor: tf.Tensor) -> None:
-    if not any(tensor is own for own in tensors):
+    if not any(tensor is known for known in tensors):
         tensors.append(tensor)
 
 
 def _seen(library: Any, node: Any) -> tuple[set[str], bool]:
-    """Types of an operation and of all that it calls; own gradients."""
+    """Returns the types of all that it calls, and if a gradient is custom."""
     kinds, has_gradient = set(), False
     waiting = [node]
     known: set[str] = set()
     while waiting:
         one = waiting.pop()
         kinds.add(one.op)
-        own = one.attr.get("_gradient_op_type")
-        has_gradient |= own is not None and own.s.startswith(b"CustomGradient")
+        gradient = one.attr.get("_gradient_op_type")
+        has_gradient |= gradient is not None and gradient.s.startswith(
+            b"CustomGradient"
+        )
         for name in {*functions_of(one)} - known:
             known.add(name)
             waiting += library.get(name, ())
@@ -307,7 +312,7 @@ def _seen(library: Any, node: Any) -> tuple[set[str], bool]:
 
 
 def _is_elementwise(op: tf.Operation, weights: set[Any]) -> bool:
-    """Whether each element that it makes follows from those at its place."""
+    """Returns whether each element follows from the elements at its place."""
     if op.type not in _ELEMENTWISE or len(op.outputs) != 1:
         return False
     made = op.outputs[0].shape
@@ -319,19 +324,21 @@ def _is_elementwise(op: tf.Operation, weights: set[Any]) -> bool:
     )
 
 
-def _fits(own: tf.TensorShape, made: tf.TensorShape, is_fixed: bool) -> bool:
-    if own.rank is None:
+def _fits(
+    shape: tf.TensorShape, result: tf.TensorShape, is_fixed: bool
+) -> bool:
+    if shape.rank is None:
         return False
     if is_fixed:
-        return bool(own.rank < made.rank)
-    return own.as_list() == made.as_list()
+        return bool(shape.rank < result.rank)
+    return shape.as_list() == result.as_list()
 
 
 # -------------------------------------------------------------- what is known
 def mixes_rows(layer: keras.layers.Layer) -> bool:
-    """Whether a layer, or one inside it, is known to mix rows."""
+    """Returns whether a layer, or one inside it, is known to mix rows."""
     inside = internals.flat_layers(layer)
-    return any(_is_of(own, MIXES_ROWS) for own in inside)
+    return any(_is_of(one, MIXES_ROWS) for one in inside)
 
 
 def is_row_by_row(layer: keras.layers.Layer, rank: int) -> bool:
@@ -351,7 +358,7 @@ def is_row_by_row(layer: keras.layers.Layer, rank: int) -> bool:
 
 
 def _is_keras_alone(operation: Any) -> bool:
-    """Whether all code of a call is Keras's: it stops no gradient of rows."""
+    """Returns whether a call runs Keras's code alone: it stops no gradient."""
     return (
         isinstance(operation, keras.layers.Layer)
         and not isinstance(operation, keras.layers.Lambda)
@@ -367,11 +374,11 @@ def _is_of(layer: keras.layers.Layer, names: frozenset[str]) -> bool:
 
 
 def _is_plain(layer: keras.layers.Layer) -> bool:
-    """Whether nothing in its arguments is a user's, or takes the rows' axis."""
-    own = vars(layer)
+    """Returns whether no argument is a user's, or takes the rows' axis."""
+    attributes = vars(layer)
     # What a batch normalisation finds by itself are all but its channels'.
-    names = [name for name in own if name.endswith(("axis", "axes"))]
-    axes = [own[name] for name in names if name != "_reduction_axes"]
+    names = [name for name in attributes if name.endswith(("axis", "axes"))]
+    axes = [attributes[name] for name in names if name != "_reduction_axes"]
     # -2 is the rows' axis of a matrix.
     if any(
         isinstance(axis, int) and (axis == 0 or axis < -1)
@@ -382,7 +389,9 @@ def _is_plain(layer: keras.layers.Layer) -> bool:
         layer.equation
     ):
         return False
-    cells = [own[name] for name in ("cell", "cells") if name in own]
+    cells = [
+        attributes[name] for name in ("cell", "cells") if name in attributes
+    ]
     if not all(
         isinstance(cell, keras.layers.Layer)
         for cell in keras.tree.flatten(cells)
@@ -390,7 +399,7 @@ def _is_plain(layer: keras.layers.Layer) -> bool:
         return False  # a plain object, of which nothing is known
     return all(
         _is_known(name, value)
-        for name, value in own.items()
+        for name, value in attributes.items()
         if callable(value) and not isinstance(value, keras.layers.Layer)
         if "activation" in name
         or "regularizer" in name
@@ -399,19 +408,21 @@ def _is_plain(layer: keras.layers.Layer) -> bool:
 
 
 def _is_known(name: str, function: Any) -> bool:
-    """Whether what a layer calls is one of Keras's that treat rows alike."""
+    """Returns whether a layer calls a function of Keras's, for each row."""
     if name == "activity_regularizer":
         return type(function) in _SUMS
     if name.endswith("regularizer"):  # of weights
         return True
     if "activation" not in name:  # a method
         return internals.is_keras(function)
-    own = getattr(keras.activations, getattr(function, "__name__", ""), None)
-    return own is function
+    of_keras = getattr(
+        keras.activations, getattr(function, "__name__", ""), None
+    )
+    return of_keras is function
 
 
 def _keeps_rows(equation: str) -> bool:
-    """Whether the first axis that goes in comes out first alone."""
+    """Returns whether the first axis that goes in comes out first alone."""
     given, made = equation.replace(" ", "").split("->")
     taken, weights = given.split(",")
     if made[:1] != taken[:1]:

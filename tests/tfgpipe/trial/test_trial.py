@@ -8,7 +8,7 @@ import tensorflow as tf
 from trial_fuzz import said_of
 
 import tfgpipe
-from tfgpipe.trial.compare import distance
+from tfgpipe.trial.distance import distance
 
 ops = keras.ops
 WEIGHT = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
