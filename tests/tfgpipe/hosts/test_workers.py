@@ -263,11 +263,11 @@ def kill_one(victim, workers, run):
 @pytest.mark.slow
 def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
     """Those of the chapter, at the workers' addresses, and for one step."""
-    chapter = (ROOT / "docs" / "hosts.md").read_text("utf-8")
-    chapter = chapter.split("## Start a run")[1].split("## Security")[0]
-    chapter = chapter.replace("\\\n", " ")
+    page = (ROOT / "docs" / "hosts.md").read_text("utf-8")
+    page = page.replace("\\\n", " ")
     for index, port in enumerate(workers.ports):
-        chapter = chapter.replace(f"host{index}:2222", f"127.0.0.1:{port}")
+        page = page.replace(f"host{index}:2222", f"127.0.0.1:{port}")
+    chapter = page.split("## Start a run")[1].split("## Security")[0]
     (worker,) = re.findall(r"^tfgpipe worker (.*)$", chapter, re.MULTILINE)
     assert worker.split() == [
         "--port=2222",
@@ -289,7 +289,7 @@ def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
     first = tfgpipe.load_model(str(folders[0] / "final.keras"))
     assert_same_weights(folders[1], first.get_weights())
 
-    (example,) = re.findall(r"```python\n(.*?)```", chapter, re.DOTALL)
+    (example,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     names = "import numpy as np, tfgpipe\nfrom keras import layers as kl\n"
     run = Process(tmp_path, "example", "-c", names + example)
     assert run.wait() == 0, run.output
