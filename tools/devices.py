@@ -12,19 +12,7 @@ def cpu_names(count: int) -> list[str]:
 
 
 def tpu_cores(tpu: str, wanted: int, timeout: float) -> list[str]:
-    """Connects to a TPU. To be called before TensorFlow runs anything.
-
-    Args:
-        tpu: As for `tfgpipe.connect_to_tpu`.
-        wanted: How many cores there have to be at least.
-        timeout: Seconds to wait for its hosts.
-
-    Returns:
-        Names of all its cores, neighbours one after the other.
-
-    Raises:
-        ValueError: If it cannot be used, or there are too few.
-    """
+    """Connects to a TPU. To be called before TensorFlow runs anything."""
     topology = tfgpipe.connect_to_tpu(tpu, timeout)
     num_hosts, per_host, _ = topology.device_coordinates.shape
     found = num_hosts * per_host
@@ -45,15 +33,6 @@ def strategy(
 
     An interleaved schedule, which has any number of cells on a device, gets
     all devices; others get as many as their cells need.
-
-    Args:
-        num_replicas: R.
-        experiment: With K, its `num_partitions`.
-        names: Names of the devices, at least as many as are used, those of the
-            first replica first; `None` for this host's.
-
-    Raises:
-        ValueError: If there are too few.
     """
     if CHUNKS[experiment.schedule] is None:
         names = names or accelerators()

@@ -15,7 +15,8 @@ from absl import flags
 from params.pairs import PairSource
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
-from tools.report import Column, Report, Table, define_format
+from tools.flags import define
+from tools.report import Column, Report, Table, columns, define_format
 from tools.text import translation_scores as scores
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
@@ -25,35 +26,28 @@ FLAGS = command_line.new_flags()
 trained_run.define_trained(FLAGS)
 define_format(FLAGS)
 define_search(FLAGS)
-flags.DEFINE_integer(
-    "max_pairs",
-    None,
-    "Most test pairs of a language to translate. Default: all.",
-    1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_boolean(
-    "by_language",
-    False,
-    "Score each language with 1,000 training pairs or more, too.",
-    flag_values=FLAGS,
+define(
+    FLAGS,
+    max_pairs=(
+        int,
+        "Most test pairs of a language to translate. Default: all.",
+    ),
+    by_language=(
+        False,
+        "Score each language with 1,000 training pairs or more, too.",
+    ),
 )
 
-_COLUMNS = [
-    Column("accuracy", "accuracy", ".2%"),
-    Column("word_perplexity", "perplexity a word", ".1f"),
-    Column("perplexity", "a token", ".2f"),
-    Column("nll", "NLL", ".3f"),
-]
-SCORE_COLUMNS = [
-    Column("train_pairs", "training pairs", ","),
-    Column("test_pairs", "test pairs", ","),
-    Column("bleu", "BLEU", ".1f"),
-    Column("chrf", "chrF", ".1f"),
-]
+_COLUMNS = columns(
+    "accuracy: accuracy: .2% | word_perplexity: perplexity a word: .1f | "
+    "perplexity: a token: .2f | nll: NLL: .3f"
+)
+SCORE_COLUMNS = columns(
+    "train_pairs: training pairs: , | test_pairs: test pairs: , | "
+    "bleu: BLEU: .1f | chrf: chrF: .1f"
+)
 GROUP_COLUMNS = [
-    Column("group", "training pairs of a language"),
-    Column("num_languages", "languages"),
+    *columns("group: training pairs of a language | num_languages: languages"),
     *SCORE_COLUMNS,
 ]
 
@@ -72,24 +66,15 @@ def _print(values: flags.FlagValues) -> None:
     results = evaluate(run)
     shown = [column for column in _COLUMNS if column.key in results]
     row = {"experiment": run.experiment.name, "step": run.step, **results}
-    columns = [Column("experiment", "experiment"), Column("step", "step")]
-    report.add(
-        Table("test", f"The test of {run.path}", [*columns, *shown], [row])
-    )
+    shown = [*columns("experiment | step"), *shown]
+    report.add(Table("test", f"The test of {run.path}", shown, [row]))
     if is_translation:
         _add_scores(report, run, values)
     report.print()
 
 
 def evaluate(run: TrainedRun) -> dict[str, float]:
-    """What the experiment's task says of the test examples.
-
-    Args:
-        run: A trained model.
-
-    Returns:
-        Numbers by name, see `params.task.Task.results`.
-    """
+    """What the experiment's task says of the test examples."""
     experiment = run.experiment
     data = run.source.evaluation(
         experiment.evaluation_batch_size or experiment.batch_size

@@ -22,12 +22,14 @@ from absl import flags
 
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
-from tools.report import Column, Report, Table, define_format, progress
+from tools.flags import define
+from tools.report import Report, Table, columns, define_format, progress
 
 FLAGS = command_line.new_flags()
 define_format(FLAGS)
-flags.DEFINE_boolean(
-    "quick", False, "Leave out those that take long.", flag_values=FLAGS
+define(
+    FLAGS,
+    quick=(False, "Leave out those that take long."),
 )
 flags.DEFINE_list(
     "only", None, "Names of trials. Default: all.", flag_values=FLAGS
@@ -118,14 +120,10 @@ TRIALS = {
         ("tests/promises/test_long.py",),
     ),
 }
-_COLUMNS = [
-    Column("trial", "trial"),
-    Column("what", "what"),
-    Column("passed", "passed", ",d"),
-    Column("failed", "failed", ",d"),
-    Column("skipped", "skipped", ",d"),
-    Column("seconds", "seconds", ".0f"),
-]
+_COLUMNS = columns(
+    "trial | what | passed: passed: ,d | failed: failed: ,d | "
+    "skipped: skipped: ,d | seconds: seconds: .0f"
+)
 
 
 def main(argv: list[str]) -> int:
@@ -162,13 +160,7 @@ def _run(values: flags.FlagValues) -> list[str]:
 
 
 def tried(name: str, root: pathlib.Path, quick: bool) -> dict[str, Any]:
-    """Runs a trial; returns a row of the table.
-
-    Args:
-        name: Of the trial.
-        root: Of the repository.
-        quick: Whether what takes long is left out.
-    """
+    """Runs a trial; returns a row of the table."""
     trial = TRIALS[name]
     start = time.monotonic()
     with _results() as path:

@@ -21,10 +21,12 @@ from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.devices import local
 from tfgpipe.schedules import CHUNKS, KINDS, SCHEDULES, Program
+from tools.flags import define
 
 FLAGS = command_line.new_flags()
-flags.DEFINE_string(
-    "output", "docs", "The folder for the files.", flag_values=FLAGS
+define(
+    FLAGS,
+    output=("docs", "The folder for the files."),
 )
 
 NUM_DEVICES, NUM_MICRO_BATCHES = 4, 8

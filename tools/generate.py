@@ -17,35 +17,21 @@ from params.text import TextSource
 from params.tokenizer import EOS_ID
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
+from tools.flags import define
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
 trained_run.define_trained(FLAGS)
-flags.DEFINE_string(
-    "prompt",
-    "",
-    "How the text begins. Empty: a new paragraph.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "num_tokens", 50, "Tokens to add to it.", 1, flag_values=FLAGS
-)
-flags.DEFINE_float(
-    "temperature",
-    0.8,
-    "What logits are divided by; 0 always takes the most likely token.",
-    0.0,
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "top_k",
-    40,
-    "Draw from so many of the most likely tokens. 0: from all.",
-    0,
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "seed", 0, "What the drawn tokens follow from.", 0, flag_values=FLAGS
+define(
+    FLAGS,
+    prompt=("", "How the text begins. Empty: a new paragraph."),
+    num_tokens=(50, "Tokens to add to it."),
+    temperature=(
+        0.8,
+        "What logits are divided by; 0 always takes the most likely token.",
+    ),
+    top_k=(40, "Draw from so many of the most likely tokens. 0: from all.", 0),
+    seed=(0, "What the drawn tokens follow from.", 0),
 )
 
 
@@ -71,15 +57,7 @@ def _print(values: flags.FlagValues) -> None:
 
 
 def text_of(source: TextSource, ids: np.ndarray) -> str:
-    """The text of a stream of tokens.
-
-    Args:
-        source: Where the tokens are from.
-        ids: (tokens,); `EOS_ID` first, and between paragraphs.
-
-    Returns:
-        Paragraphs, with empty lines between them.
-    """
+    """The text of a stream of tokens."""
     (ends,) = np.nonzero(ids == EOS_ID)
     paragraphs = np.split(ids, ends)[1:]
     texts = source.tokenizer.decode([part[1:].tolist() for part in paragraphs])

@@ -29,34 +29,28 @@ from absl import flags
 from params.text import READERS
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
-from tools.report import Column, Report, Table, define_format
+from tools.flags import define
+from tools.report import Report, Table, columns, define_format
 from tools.text.ngrams import END, NGrams
 
 FLAGS = command_line.new_flags()
 define_format(FLAGS)
-flags.DEFINE_enum(
-    "text", "austen", list(READERS), "What to learn from.", flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "order", 5, "Tokens of the longest n-gram.", 1, flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "letter_order", 6, "Letters of the longest one.", 1, flag_values=FLAGS
+define(
+    FLAGS,
+    text=("austen", "What to learn from.", READERS),
+    order=(5, "Tokens of the longest n-gram."),
+    letter_order=(6, "Letters of the longest one."),
 )
 
 # A space, if there is one, and a word, or a mark, or the same mark repeated.
 _TOKEN = re.compile(r" ?(?:[^\W_]+(?:['’][^\W_]+)*|([^\w\s]|_)\1*)")
 _CODE_POINTS = 0x110000
 
-COLUMNS = [
-    Column("model", "model"),
-    Column("word_perplexity", "perplexity a word", ".1f"),
-    Column("num_words", "words", ","),
-    Column("num_tokens", "tokens", ","),
-    Column("num_unknown", "unknown", ","),
-    Column("unknown_share", "their nats", ".1%"),
-    Column("num_ngrams", "n-grams", ","),
-]
+COLUMNS = columns(
+    "model | word_perplexity: perplexity a word: .1f | num_words: words: , | "
+    "num_tokens: tokens: , | num_unknown: unknown: , | "
+    "unknown_share: their nats: .1% | num_ngrams: n-grams: ,"
+)
 
 
 class Result(NamedTuple):
@@ -82,12 +76,6 @@ class Result(NamedTuple):
 def tokens(paragraph: str) -> list[str]:
     """Words and punctuation marks, with the spaces before them.
 
-    Args:
-        paragraph: Text; runs of white space count as one space.
-
-    Returns:
-        What the paragraph is when put together, after a space.
-
     Example:
 
     >>> tokens("It is -- I'm sure -- _true_.")
@@ -98,12 +86,7 @@ def tokens(paragraph: str) -> list[str]:
 
 
 def letter_model(words: Sequence[str], order: int) -> NGrams:
-    """A distribution over all strings, learnt from some.
-
-    Args:
-        words: Different strings.
-        order: Letters of the longest n-gram. Positive.
-    """
+    """A distribution over all strings, learnt from some."""
     # Any code point, or the end.
     uniform = 1 / (_CODE_POINTS + 1)
     return NGrams(words, order, lambda letters: np.full(len(letters), uniform))
@@ -112,13 +95,7 @@ def letter_model(words: Sequence[str], order: int) -> NGrams:
 def word_model(
     paragraphs: Sequence[str], order: int = 5, letter_order: int = 6
 ) -> NGrams:
-    """An n-gram model of `tokens`, on top of a letter model.
-
-    Args:
-        paragraphs: Training text.
-        order: Tokens of the longest n-gram. Positive.
-        letter_order: Letters of the letter model's longest one. Positive.
-    """
+    """An n-gram model of `tokens`, on top of a letter model."""
     sequences = [tokens(paragraph) for paragraph in paragraphs]
     distinct = {token for sequence in sequences for token in sequence}
     letters = letter_model([END, *sorted(distinct)], letter_order)
@@ -130,12 +107,7 @@ def word_model(
 
 
 def evaluate(model: NGrams, paragraphs: Sequence[str]) -> Result:
-    """Tests a `word_model`.
-
-    Args:
-        model: The model.
-        paragraphs: Test text.
-    """
+    """Tests a `word_model`."""
     sequences = [tokens(paragraph) for paragraph in paragraphs]
     nats = -np.concatenate(model.log_probs(sequences))
     known = set(model.vocabulary)

@@ -20,6 +20,7 @@ from params import Experiment
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
 from tfgpipe.plans import Plan
+from tools.flags import define
 from tools.sizes.model_size import (
     deferred_layers,
     largest_inputs,
@@ -27,34 +28,19 @@ from tools.sizes.model_size import (
 )
 
 FLAGS = command_line.new_flags()
-flags.DEFINE_string(
-    "params", None, "Name of the experiment.", flag_values=FLAGS
+define(
+    FLAGS,
+    params=(str, "Name of the experiment."),
 )
 flags.DEFINE_multi_string(
     "set", [], "A field: --set=batch_size=64. Repeatable.", flag_values=FLAGS
 )
-flags.DEFINE_string(
-    "machine",
-    None,
-    f"What the devices are: {', '.join(tfgpipe.MACHINES)}.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "num_devices",
-    None,
-    "How many there are. Default: the accelerators here.",
-    1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_float(
-    "memory_gib",
-    None,
-    "GiB that a device may hold. Default: the machine's.",
-    0,
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "num_replicas", 1, "R; 0 to have it chosen.", 0, flag_values=FLAGS
+define(
+    FLAGS,
+    machine=(str, f"What the devices are: {', '.join(tfgpipe.MACHINES)}."),
+    num_devices=(int, "How many there are. Default: the accelerators here."),
+    memory_gib=(float, "GiB that a device may hold. Default: the machine's."),
+    num_replicas=(1, "R; 0 to have it chosen.", 0),
 )
 
 
@@ -98,15 +84,7 @@ def plan_of(
     memory_limit: float | None = None,
     num_replicas: int | None = 1,
 ) -> Plan:
-    """The plan for an experiment's model, optimizer and mini-batches.
-
-    Args:
-        experiment: What is trained.
-        machine: Name of what the devices are.
-        num_devices: See `tfgpipe.plan`, as for the others.
-        memory_limit: Bytes.
-        num_replicas: R, or None.
-    """
+    """The plan for an experiment's model, optimizer and mini-batches."""
     with doing(f"planning {experiment.name}"):
         return tfgpipe.plan(
             deferred_layers(experiment),

@@ -17,6 +17,7 @@ import tempfile
 from absl import flags
 
 from tfgpipe.commands import command_line
+from tools.flags import define
 
 ROOT = pathlib.Path(__file__).parent.parent
 # What wheels take for the time of all their files: 2026-01-01.
@@ -30,11 +31,10 @@ model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
 print(tfgpipe.__version__)
 """
 FLAGS = command_line.new_flags()
-flags.DEFINE_string(
-    "url", "", "Where the project is published.", flag_values=FLAGS
-)
-flags.DEFINE_string(
-    "output", "dist", "Folder of the release, made anew.", flag_values=FLAGS
+define(
+    FLAGS,
+    url=("", "Where the project is published."),
+    output=("dist", "Folder of the release, made anew."),
 )
 FORGE = {
     "vendor.github-workflows": "workflows/*.yml",
@@ -57,18 +57,7 @@ def _print(values: flags.FlagValues) -> None:
 
 
 def release(url: str, output: pathlib.Path) -> list[pathlib.Path]:
-    """Builds and checks an sdist and a wheel.
-
-    Args:
-        url: Where the project is published.
-        output: Folder for both. What it holds is removed.
-
-    Returns:
-        Their paths.
-
-    Raises:
-        ValueError: If something is wrong with them.
-    """
+    """Builds and checks an sdist and a wheel."""
     if not re.fullmatch(r"https://[^/\s]+/\S*[^/\s]", url):
         raise ValueError(
             "`url` must be the address at which the project is published, "
@@ -101,11 +90,7 @@ def release(url: str, output: pathlib.Path) -> list[pathlib.Path]:
 
 
 def version_of(root: pathlib.Path) -> str:
-    """The version, which all files must name.
-
-    Raises:
-        ValueError: If they do not.
-    """
+    """The version, which all files must name."""
     patterns = {
         "tfgpipe/versions.py": r'^VERSION = "(.*)"$',
         "CITATION.cff": r"^version: (.*)$",
@@ -124,11 +109,7 @@ def version_of(root: pathlib.Path) -> str:
 
 
 def check_forge_files() -> None:
-    """Checks workflows, issue forms and the citation by their schemas.
-
-    Raises:
-        ValueError: If one is not right.
-    """
+    """Checks workflows, issue forms and the citation by their schemas."""
     given = {
         schema: [*(ROOT / ".github").glob(pattern)]
         for schema, pattern in FORGE.items()
@@ -142,11 +123,7 @@ def check_forge_files() -> None:
 def check_trains(
     path: pathlib.Path, version: str, folder: pathlib.Path
 ) -> None:
-    """Installs a file of the release into a folder, and trains a model there.
-
-    Raises:
-        ValueError: If that fails.
-    """
+    """Installs a file of the release into a folder, and trains there."""
     pip = "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
     options = "--no-deps", "--no-build-isolation", f"--target={folder}"
     _run(*pip, *options, path)

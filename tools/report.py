@@ -38,9 +38,6 @@ class Spread(NamedTuple):
 def spread(values: Sequence[float]) -> Spread:
     """Median and quartiles.
 
-    Args:
-        values: Measurements, at least one.
-
     Example:
 
     >>> spread([4.0, 1.0, 2.0, 3.0, 9.0])
@@ -66,23 +63,33 @@ class Column(NamedTuple):
     format: str = ""
 
 
-def spread_columns(key: str, heading: str, style: str) -> list[Column]:
-    """Columns for a `Spread`; `spread_values` fills them.
+def columns(text: str) -> list[Column]:
+    """Makes columns from text: "key: heading: format", with | between them.
 
-    Args:
-        key: Prefix of their names in rows.
-        heading: Of the median's column.
-        style: Format of the numbers in text.
+    The heading is the key if it is left out. A key after a star is that of a
+    `Spread`, which `spread_values` fills, and has three columns.
+
+    Example:
+
+    >>> [c.heading for c in columns("model | k: K | *ms: step ms: .1f")]
+    ['model', 'K', 'step ms', '25%', '75%']
     """
-    return [
-        Column(key, heading, style),
-        Column(f"{key}_low", "25%", style),
-        Column(f"{key}_high", "75%", style),
-    ]
+    found = []
+    for part in text.split("|"):
+        key, *others = (word.strip() for word in part.split(":", 2))
+        heading, style = [*others, "", ""][:2]
+        column = Column(key.removeprefix("*"), heading or key, style)
+        found.append(column)
+        if key.startswith("*"):
+            ends = ("low", "25%"), ("high", "75%")
+            found += [
+                Column(f"{column.key}_{end}", what, style) for end, what in ends
+            ]
+    return found
 
 
 def spread_values(key: str, values: Spread) -> dict[str, float]:
-    """The values of a row for `spread_columns`."""
+    """The values of a row for the columns of a `Spread`."""
     return {
         key: values.median,
         f"{key}_low": values.low,
@@ -288,16 +295,7 @@ def median_of(measure: Callable[[], float], rounds: int) -> float:
 def alternated(
     measures: Sequence[Callable[[], float]], rounds: int, what: str
 ) -> list[list[float]]:
-    """Measures some things in turns; every other time, the last goes first.
-
-    Args:
-        measures: Functions that return seconds.
-        rounds: How often each is called.
-        what: Stands before the bar.
-
-    Returns:
-        What each has returned.
-    """
+    """Measures some things in turns; every other time, the last goes first."""
     found: list[list[float]] = [[] for _ in measures]
     pairs = list(zip(measures, found))
     for turn in progress(range(rounds), what):

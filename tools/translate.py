@@ -14,17 +14,19 @@ from absl import flags
 
 from params.pairs import PairSource
 from tfgpipe.commands import command_line
+from tools.flags import define
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
 trained_run.define_trained(FLAGS)
-flags.DEFINE_string(
-    "language",
-    None,
-    "Code of the language besides English, such as de. Not needed if the "
-    "model knows only one.",
-    flag_values=FLAGS,
+define(
+    FLAGS,
+    language=(
+        str,
+        "Code of the language besides English, such as de. Not needed if the "
+        "model knows only one.",
+    ),
 )
 flags.DEFINE_multi_string(
     "text",
@@ -32,12 +34,12 @@ flags.DEFINE_multi_string(
     "What to translate, instead of the standard input. Repeatable.",
     flag_values=FLAGS,
 )
-flags.DEFINE_integer(
-    "batch_size",
-    32,
-    "Lines to translate at the same time, unless they are typed.",
-    1,
-    flag_values=FLAGS,
+define(
+    FLAGS,
+    batch_size=(
+        32,
+        "Lines to translate at the same time, unless they are typed.",
+    ),
 )
 
 
@@ -94,14 +96,7 @@ def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 def _translated(
     translator: Translator, lines: list[str], language: str, first: int
 ) -> list[str]:
-    """Translations of lines, of which those without text stay empty.
-
-    Args:
-        translator: What translates.
-        lines: The lines.
-        language: The language besides English.
-        first: How many lines came before, for warnings.
-    """
+    """Translations of lines, of which those without text stay empty."""
     found = [number for number, line in enumerate(lines) if line.strip()]
     translations = [""] * len(lines)
     if not found:

@@ -26,6 +26,7 @@ from absl import flags
 
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags, doing
+from tools.flags import define
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -94,19 +95,18 @@ TEST_TOOLS = ["pytest", "pytest-xdist"]
 SHOWN = ["tensorflow", "tf-nightly", "keras", "keras-nightly", "numpy"]
 
 FLAGS = command_line.new_flags()
-flags.DEFINE_list(
-    "corners",
-    list(CORNERS),
-    "Which ones. "
-    + "; ".join(f"{name}: {corner.what}" for name, corner in CORNERS.items())
-    + ".",
-    flag_values=FLAGS,
-)
-flags.DEFINE_list(
-    "tests", TESTS, "Files and folders of tests.", flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "jobs", os.cpu_count(), "Tests at a time.", 1, flag_values=FLAGS
+define(
+    FLAGS,
+    corners=(
+        list(CORNERS),
+        "Which ones. "
+        + "; ".join(
+            f"{name}: {corner.what}" for name, corner in CORNERS.items()
+        )
+        + ".",
+    ),
+    tests=(TESTS, "Files and folders of tests."),
+    jobs=(os.cpu_count(), "Tests at a time."),
 )
 
 
@@ -137,14 +137,7 @@ class Result(NamedTuple):
 
 
 def find_python(version: str) -> str:
-    """The path of a Python.
-
-    Args:
-        version: Such as "3.10".
-
-    Raises:
-        Unavailable: If there is none.
-    """
+    """The path of a Python."""
     pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     candidates = [
         shutil.which(f"python{version}"),
@@ -161,18 +154,7 @@ def find_python(version: str) -> str:
 
 
 def make_environment(corner: Corner, folder: pathlib.Path) -> str:
-    """Installs tfgpipe and a corner's packages.
-
-    Args:
-        corner: The versions.
-        folder: Of the new virtual environment.
-
-    Returns:
-        The path of its Python.
-
-    Raises:
-        Unavailable: If something cannot be installed.
-    """
+    """Installs tfgpipe and a corner's packages."""
     subprocess.run(
         [find_python(corner.python), "-m", "venv", folder], check=True
     )
@@ -219,13 +201,7 @@ def versions_of(python: str) -> dict[str, str]:
 
 
 def run_tests(python: str, tests: list[str], jobs: int) -> Result:
-    """Runs tests in an environment.
-
-    Args:
-        python: Its Python.
-        tests: Files and folders.
-        jobs: How many tests run at a time.
-    """
+    """Runs tests in an environment."""
     started = time.monotonic()
     output = subprocess.run(
         [

@@ -37,15 +37,6 @@ def test_numbers_are_those_of_the_training_run(tmp_path_factory, capsys):
     assert expected == pytest.approx(again)
 
 
-def test_text_says_what_the_numbers_are(tmp_path_factory, capsys):
-    folder = runs.saved(runs.LM, tmp_path_factory)
-    assert run(folder) == 0
-    captured = capsys.readouterr()
-    assert "perplexity a word" in captured.out
-    assert str(folder / "final.keras") in captured.out
-    assert "\r" not in captured.err  # no terminal, no bar
-
-
 def test_translations_are_scored_by_group(tmp_path_factory, capsys):
     pytest.importorskip("sacrebleu")
     folder = runs.saved(runs.MT, tmp_path_factory)
@@ -79,16 +70,3 @@ def test_rows_of_all_tables_are_in_one_csv(
     assert [row["language"] for row in rows[2:]] == ["aa", "bb"]
     assert rows[0]["nll"] == "2.0"
     assert rows[1]["chrf"] == "0.0"
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("--train_dir=", "tools.train --params=NAME"),
-        ("--max_pairs=0", "max_pairs"),
-        ("--format=xml", "should be one of"),
-    ],
-)
-def test_bad_flags_are_refused(word, message, tmp_path, capsys):
-    assert run(tmp_path, word) == 2
-    assert message in capsys.readouterr().err

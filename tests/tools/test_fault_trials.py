@@ -48,10 +48,3 @@ def test_table_has_what_came_out(tmp_path, monkeypatch, capsys):
     assert "assert not 'wrong'" in told.err
     assert fault_trials.main([*words, "--only=others"]) == 2
     assert "Received: ['others']" in capsys.readouterr().err
-
-
-def test_repository_is_needed(monkeypatch, capsys, tmp_path):
-    path = tmp_path / "tools" / "fault_trials.py"
-    monkeypatch.setattr(fault_trials, "__file__", str(path))
-    assert fault_trials.main(["fault_trials"]) == 2
-    assert "a copy of the repository" in capsys.readouterr().err

@@ -8,7 +8,6 @@ import pytest
 from matplotlib.image import imread
 from quick import quick
 
-from tfgpipe.devices import local
 from tfgpipe.schedules import SCHEDULES
 from tools import gallery
 
@@ -52,19 +51,3 @@ def test_picture_is_that_of_the_documentation(name, tmp_path):
     drawn, kept = imread(tmp_path / name), imread(DOCS / name)
     assert drawn.shape == kept.shape
     assert np.mean(np.abs(drawn - kept).max(-1) > 0.1) < 0.02
-
-
-def test_command_writes_the_pictures(tmp_path, monkeypatch, capsys):
-    drawn = []
-    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
-    monkeypatch.setattr(local, "hide_accelerators", lambda: None)
-    pictures = {"a.png": drawn.append, "b.png": drawn.append}
-    monkeypatch.setattr(gallery, "PICTURES", pictures)
-    assert gallery.main(["gallery", f"--output={tmp_path}"]) == 0
-    assert drawn == [tmp_path / "a.png", tmp_path / "b.png"]
-    assert "Wrote 2 pictures" in capsys.readouterr().out
-
-
-def test_missing_folder_is_told(tmp_path, capsys):
-    assert gallery.main(["gallery", f"--output={tmp_path / 'no'}"]) == 2
-    assert "--output must be a folder" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import texts
 
-from params import text
 from tools import kneser_ney
 from tools.kneser_ney import evaluate, letter_model, tokens, word_model
 from tools.text.ngrams import END
@@ -26,20 +25,6 @@ TRAIN = ["It is a truth.", "It is a fact, a truth -- a _fact_."] * 3
 )
 def test_tokens_put_together_are_the_paragraph(paragraph):
     assert "".join(tokens(paragraph)) == " " + " ".join(paragraph.split())
-
-
-def test_marks_are_tokens_of_their_own():
-    assert tokens('"No," she said--twice!!') == [
-        ' "',
-        "No",
-        ",",
-        '"',
-        " she",
-        " said",
-        "--",
-        "twice",
-        "!!",
-    ]
 
 
 def test_letters_are_a_distribution():
@@ -85,24 +70,6 @@ def test_perplexity_is_of_words_between_spaces_and_ends():
     assert 0 < result.unknown_share < 1
 
 
-def test_longer_contexts_predict_better():
-    novels = texts.novels()
-    train = [" ".join(sorted(p.split())) for p in novels.train]
-    test = [" ".join(sorted(p.split())) for p in novels.test]
-    one, three = (
-        evaluate(word_model(train, order), test).word_perplexity
-        for order in (1, 3)
-    )
-    assert 1 < three < 0.8 * one
-
-
-def test_words_are_those_of_the_transformers_perplexity(monkeypatch, tmp_path):
-    texts.use(monkeypatch, tmp_path)
-    source = text.Text(vocab_size=300, length=16).source()
-    result = evaluate(word_model(source.documents.train), source.documents.test)
-    assert result.num_words == source.num_test_words
-
-
 def test_command_prints_the_numbers(monkeypatch, tmp_path, capsys):
     texts.use(monkeypatch, tmp_path)
     words = ["kneser_ney", "--order=2", "--letter_order=2", "--format=json"]
@@ -115,16 +82,3 @@ def test_command_prints_the_numbers(monkeypatch, tmp_path, capsys):
     assert row["word_perplexity"] == pytest.approx(
         expected.word_perplexity, rel=1e-4
     )
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--order=0", "not a positive integer"),
-        ("--text=austin", "should be one of"),
-        ("order", "only flags"),
-    ],
-)
-def test_bad_flags_are_refused(flag, message, capsys):
-    assert kneser_ney.main(["kneser_ney", flag]) == 2
-    assert message in capsys.readouterr().err

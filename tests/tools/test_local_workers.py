@@ -29,15 +29,6 @@ def started(monkeypatch):
     return made, programs
 
 
-def test_workers_end_with_the_scope(started):
-    made, _ = started
-    with local_workers.LocalWorkers(2, 3) as workers:
-        addresses = [host.address for host in workers.hosts.all]
-        assert addresses == ["127.0.0.1:7", "127.0.0.1:8"]
-        assert [process.poll() for process in made] == [None, None]
-    assert all(process.poll() is not None for process in made)
-
-
 def test_workers_end_after_an_error(started):
     made, _ = started
     with (

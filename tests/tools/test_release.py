@@ -12,14 +12,6 @@ from tools import release
 URL = "https://forge.example/name/tfgpipe"
 
 
-@pytest.mark.parametrize("url", ["", "forge.example/tfgpipe", f"{URL}/"])
-def test_address_is_needed(url, tmp_path, capsys):
-    argv = ["make", f"--url={url}", f"--output={tmp_path / 'dist'}"]
-    assert release.main(argv) == 2
-    assert f"Received: '{url}'" in capsys.readouterr().err
-    assert not (tmp_path / "dist").exists()
-
-
 def test_all_files_name_the_same_version(tmp_path):
     assert release.version_of(release.ROOT) == VERSION
     (tmp_path / "tfgpipe").mkdir()

@@ -3,15 +3,10 @@
 import io
 import sys
 
-import numpy as np
 import pytest
 import runs
-import texts
 
-from models.beam_search import BeamSearch
 from tools import translate
-from tools.train import trained_run
-from tools.train.trainer import Trainer
 from tools.translate import Translator
 
 
@@ -45,24 +40,6 @@ def echo(monkeypatch):
     return calls
 
 
-def test_translation_is_the_best_of_the_beam(folder):
-    loaded = trained_run.load(str(folder))
-    sentences = [pair.translation for pair in texts.pairs(["bb"])[:5]]
-    translator = Translator(loaded, beam_size=2, length_penalty=1.0)
-    found = translator.translate(translator.encode(sentences, "bb"))
-    source = loaded.source
-    search = BeamSearch(
-        loaded.model.layers,
-        bos_id=source.bos_id,
-        eos_id=source.eos_id,
-        max_length=source.max_length,
-        beam_size=2,
-        length_penalty=1.0,
-    )
-    ids = search(source.encode(sentences, "bb")).ids
-    assert found == source.decode(ids)
-
-
 def test_lines_are_translated_alike_in_several_cells(folder, capsys):
     texts = [f"--text={text}" for text in ("kalo mi", "", "nu", "pera so ti")]
     found = []
@@ -70,18 +47,6 @@ def test_lines_are_translated_alike_in_several_cells(folder, capsys):
         assert run(folder, "--language=aa", *texts, *flags) == 0
         found.append(capsys.readouterr().out)
     assert found[0] == found[1] == found[2] != "\n" * 4
-
-
-def test_columns_of_padding_alone_are_left_out(folder):
-    translator = Translator(trained_run.load(str(folder)), 1)
-    source = translator._source
-    ids = translator.encode(["bb ak", "bb ol"], "bb")
-    whole = source.encode(["bb ak", "bb ol"], "bb")
-    assert ids.shape[1] < whole.shape[1]
-    np.testing.assert_array_equal(ids, whole[:, : ids.shape[1]])
-    assert not whole[:, ids.shape[1] :].any()
-    assert translator.is_cut(ids).tolist() == [False, False]
-    assert translator.is_cut(translator.encode(["x" * 200], "bb")).all()
 
 
 def test_lines_come_back_in_order_and_empty_ones_stay_empty(
@@ -93,14 +58,6 @@ def test_lines_come_back_in_order_and_empty_ones_stay_empty(
     captured = capsys.readouterr()
     assert captured.out == "<kalo>\n\n<mi nu>\n\n<pera so>\n<ti>\n<vu>\n"
     assert echo == [2, 2, 1]
-
-
-def test_text_of_a_flag_goes_before_the_standard_input(
-    folder, echo, monkeypatch, capsys
-):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("other\n"))
-    assert run(folder, "--language=aa", "--text=kalo", "--text=mi") == 0
-    assert capsys.readouterr().out == "<kalo>\n<mi>\n"
 
 
 def test_line_that_is_too_long_is_told(folder, echo, monkeypatch, capsys):
@@ -124,9 +81,3 @@ def test_line_that_is_too_long_is_told(folder, echo, monkeypatch, capsys):
 def test_bad_flags_are_refused(folder, words, message, capsys):
     assert run(folder, "--text=mi", *words) == 2
     assert message in capsys.readouterr().err
-
-
-def test_run_of_another_kind_is_refused(tmp_path, capsys):
-    Trainer(runs.IMAGE, 1, tmp_path)
-    assert run(tmp_path, "--text=mi") == 2
-    assert "must hold a translation model" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 from tfgpipe.versions import KERAS, TENSORFLOW
 from tools import versions
-from tools.versions import CORNERS, Corner, Result, Unavailable
+from tools.versions import CORNERS, Result, Unavailable
 
 ROOT = pathlib.Path(versions.__file__).parent.parent
 RESULT = Result(
@@ -53,25 +53,6 @@ def test_python_is_found_where_the_one_on_the_path_is_another(
         versions.find_python("3.99")
 
 
-def test_line_of_a_corner_tells_versions_and_counts():
-    assert versions.row("oldest", RESULT) == (
-        "| oldest | 3.10.13 | 2.18.1 | 3.10.0 | - | 12 | 0 | 3 | 61 s |"
-    )
-
-
-@pytest.mark.parametrize(
-    ("counts", "is_good"),
-    [
-        ({"passed": 12, "skipped": 3}, True),
-        ({"passed": 12, "failed": 1}, False),
-        ({"passed": 12, "errors": 1}, False),
-        ({}, False),
-    ],
-)
-def test_corner_is_good_if_tests_ran_and_none_failed(counts, is_good):
-    assert RESULT._replace(counts=counts).is_good is is_good
-
-
 def run(monkeypatch, result, *words):
     """Runs the command where nothing is installed or tested."""
     made = []
@@ -100,13 +81,3 @@ def test_failures_are_listed_and_exit_with_1(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="1"):
         run(monkeypatch, bad, "--corners=oldest")
     assert capsys.readouterr().out.endswith("oldest\nFAILED a.py::b\n")
-
-
-def test_unknown_corner_is_refused(capsys):
-    assert versions.main(["versions", "--corners=oldest,odd"]) == 2
-    assert "Received: odd." in capsys.readouterr().err
-
-
-def test_environment_without_its_python_cannot_be_made(tmp_path):
-    with pytest.raises(Unavailable, match="no Python"):
-        versions.make_environment(Corner("3.99", [], ""), tmp_path)

@@ -22,7 +22,7 @@ COMMANDS = {
     "efficiency": "steps of timed cells beside their schedule's lower bound",
     "throughput": "speed-up with more cells and micro-batches, real models",
     "overhead": "one cell beside plain Keras; dispatch and tracing time",
-    "generate": "tokens a second of timed cells; beside plain KerasHub",
+    "generate": "tokens a second of timed cells, by groups of prompts",
     "replicas": "replicas of timed cells; what each of their devices owns",
     "memory": "the largest model that fits; memory of an accelerator",
     "recompute": "recomputation beside tf.recompute_grad in plain Keras",
@@ -30,7 +30,6 @@ COMMANDS = {
     "gpu": "models on a GPU: beside plain Keras, and cut into devices",
     "table1": "the paper's table 1 on a GPU that is cut into devices",
     "peers": "Lingvo, torchgpipe and torch pipelining on the same work",
-    "all": "the goals of the others, what is reached, what was reported",
 }
 
 

@@ -130,13 +130,6 @@ def run_cases(
     """Runs the cases that have no result yet, in their order.
 
     What does not fit into the memory beside others is run again, alone.
-
-    Args:
-        cases: What to train.
-        results: Gets a result for each.
-        num_processes: How many are run at a time.
-        case_seconds: How long a case may take.
-        seconds: After which no other case is begun.
     """
     missing = [case for case in cases if results.result_of(case) is None]
     end = time.monotonic() + seconds

@@ -38,20 +38,18 @@ from tfgpipe.schedules import (
     devices_of_cells,
 )
 from tools import devices
-from tools.bench.flags import define_choices, define_numbers, new_flags
-from tools.bench.memory_rows import sent_by_shards
+from tools.bench.memory import sent_by_shards
 from tools.bench.models import train_step
-from tools.bench.sleeping_layers import SleepingDense
-from tools.bench.timed_layers import Device, Timed, Work, call_cost, durations
-from tools.report import (
-    Column,
-    Report,
-    Table,
-    progress,
-    spread,
-    spread_columns,
-    spread_values,
+from tools.bench.waiting_layers import (
+    Device,
+    SleepingDense,
+    Timed,
+    Work,
+    call_cost,
+    durations,
 )
+from tools.flags import define, new_flags
+from tools.report import Report, Table, columns, progress, spread, spread_values
 
 # Times of the cells, relative to --cell_ms, by index and number.
 CELLS: dict[str, Callable[[int, int], float]] = {
@@ -60,72 +58,45 @@ CELLS: dict[str, Callable[[int, int], float]] = {
 }
 
 FLAGS = new_flags(rounds=5)
-define_choices(
+define(
     FLAGS,
-    "table",
-    ["schedules", "shards", "host"],
-    ["schedules", "shards", "host"],
-    "Schedules; a layer on several devices; the memory of the host.",
-)
-define_numbers(FLAGS, "shards", [1, 2, 4], "Devices of the layer.")
-define_numbers(FLAGS, "k", [2, 4, 8, 16], "Devices.")
-flags.DEFINE_list(
-    "m",
-    ["k", "4k", "32"],
-    "Micro-batches: numbers, or multiples of the number of devices.",
-    flag_values=FLAGS,
-)
-define_numbers(
-    FLAGS, "cell_ms", [20], "Milliseconds of a forward task.", 0, float
-)
-define_choices(FLAGS, "schedule", SCHEDULES, SCHEDULES, "Schedules.")
-define_choices(FLAGS, "remat", ["except_last"], REMAT, "What is recomputed.")
-define_choices(
-    FLAGS,
-    "cells",
-    CELLS,
-    CELLS,
-    "Whether cells take the same time; if uneven, the middle one takes twice "
-    "as long as others.",
-)
-flags.DEFINE_integer(
-    "chunks", 2, "Cells of a device, if interleaved.", 1, flag_values=FLAGS
+    table=(
+        ["schedules", "shards", "host"],
+        "Schedules; a layer on several devices; the memory of the host.",
+        ["schedules", "shards", "host"],
+    ),
+    shards=([1, 2, 4], "Devices of the layer."),
+    k=([2, 4, 8, 16], "Devices."),
+    m=(
+        ["k", "4k", "32"],
+        "Micro-batches: numbers, or multiples of the number of devices.",
+    ),
+    cell_ms=([20.0], "Milliseconds of a forward task."),
+    schedule=(SCHEDULES, "Schedules.", SCHEDULES),
+    remat=(["except_last"], "What is recomputed.", REMAT),
+    cells=(
+        CELLS,
+        "Whether cells take the same time; if uneven, the middle one takes "
+        "twice as long as others.",
+        CELLS,
+    ),
+    chunks=(2, "Cells of a device, if interleaved."),
 )
 
-COLUMNS = [
-    Column("schedule", "schedule"),
-    Column("remat", "remat"),
-    Column("cells", "cells"),
-    Column("cell_ms", "cell ms", "g"),
-    Column("k", "K"),
-    Column("m", "M"),
-    Column("bubble", "bubble", ".0%"),
-    Column("bound_ms", "bound ms", ".1f"),
-    *spread_columns("step_ms", "step ms", ".1f"),
-    Column("ratio", "ratio", ".3f"),
-    Column("net_ratio", "net", ".3f"),
-    Column("first_step_s", "first step s", ".1f"),
-]
-SHARDS = [
-    Column("shards", "shards"),
-    Column("cell_ms", "layer ms", "g"),
-    Column("m", "M"),
-    *spread_columns("step_ms", "step ms", ".1f"),
-    Column("speedup", "times as fast", ".2f"),
-    Column("sent_mib", "sent MiB/step", ".1f"),
-]
-HOST = [
-    Column("arguments", "arguments"),
-    Column("schedule", "schedule"),
-    Column("k", "K"),
-    Column("cells", "cells"),
-    Column("m", "M"),
-    Column("cell_ms", "cell ms", "g"),
-    Column("link_ms", "link ms", "g"),
-    *spread_columns("step_ms", "step ms", ".1f"),
-    Column("ratio", "/ without", ".3f"),
-    Column("held", "micro-batches held"),
-]
+COLUMNS = columns(
+    "schedule | remat | cells | cell_ms: cell ms: g | k: K | m: M | "
+    "bubble: bubble: .0% | bound_ms: bound ms: .1f | *step_ms: step ms: .1f | "
+    "ratio: ratio: .3f | net_ratio: net: .3f | first_step_s: first step s: .1f"
+)
+SHARDS = columns(
+    "shards | cell_ms: layer ms: g | m: M | *step_ms: step ms: .1f | "
+    "speedup: times as fast: .2f | sent_mib: sent MiB/step: .1f"
+)
+HOST = columns(
+    "arguments | schedule | k: K | cells | m: M | cell_ms: cell ms: g | "
+    "link_ms: link ms: g | *step_ms: step ms: .1f | ratio: / without: .3f | "
+    "held: micro-batches held"
+)
 # What is on the host, by which schedules, chunks of a device, and the time that
 # it takes on its way, relative to a cell's.
 ON_HOST: list[tuple[dict[str, Any], str, int, float]] = [
@@ -171,11 +142,7 @@ class Setting(NamedTuple):
         return schedule.program(self.remat)
 
     def bound(self, call_cost: float = 0) -> float:
-        """Seconds of a step in which only the tasks take time.
-
-        Args:
-            call_cost: See `durations`.
-        """
+        """Seconds of a step in which only the tasks take time."""
         return self.program().length(durations(self.seconds(), call_cost))
 
     def model(self, **arguments: Any) -> keras.Model:

@@ -1,16 +1,12 @@
 """Tokens a second of `generate`, with groups of prompts.
 
-timed: cells of one layer that waits, for each token of a group as long, however
-many prompts it has, as an accelerator that reads its weights does. Every group
-has as many prompts; `ratio` is that of the tokens a second to those of one
-group, `bound` what it would be if nothing but the waiting took time, and `ms
-each` what a token of one group takes in a cell besides.
-
-keras: a task of KerasHub beside itself as a pipeline of two cells, with the
-same prompts; in turns.
+Cells of one layer wait, for each token of a group as long, however many prompts
+it has, as an accelerator that reads its weights does. Every group has as many
+prompts; `ratio` is that of the tokens a second to those of one group, `bound`
+what it would be if nothing but the waiting took time, and `ms each` what a
+token of one group takes in a cell besides.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,66 +20,30 @@ from keras import ops
 import tfgpipe
 from tfgpipe.devices import local
 from tools import devices
-from tools.bench.flags import define_choices, define_numbers, new_flags
-from tools.bench.sleeping_layers import sleep
-from tools.report import (
-    Column,
-    Report,
-    Table,
-    alternated,
-    median_of,
-    progress,
-)
+from tools.bench.waiting_layers import sleep
+from tools.flags import define, new_flags
+from tools.report import Report, Table, columns, median_of, progress
 
 FLAGS = new_flags(rounds=3)
-define_choices(
-    FLAGS, "part", ["timed", "keras"], ["timed", "keras"], "What to measure."
-)
-flags.DEFINE_integer("k", 4, "Cells, in part timed.", 1, flag_values=FLAGS)
-define_numbers(FLAGS, "groups", [1, 2, 4], "Groups of prompts.")
-flags.DEFINE_integer("rows", 4, "Prompts of a group.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("tokens", 64, "Tokens to make.", 2, flag_values=FLAGS)
-define_numbers(
-    FLAGS, "cell_ms", [20], "Milliseconds of a token in a cell.", 0, float
-)
-define_numbers(FLAGS, "units", [256], "Of the task, in part keras.")
-define_choices(
+define(
     FLAGS,
-    "sampler",
-    ["greedy", "beam"],
-    ["greedy", "beam", "top_k"],
-    "In part keras.",
+    k=(4, "Cells."),
+    groups=([1, 2, 4], "Groups of prompts."),
+    rows=(4, "Prompts of a group."),
+    tokens=(64, "Tokens to make.", 2),
+    cell_ms=([20.0], "Milliseconds of a token in a cell."),
 )
 
-TIMED_COLUMNS = [
-    Column("k", "K"),
-    Column("cell_ms", "cell ms", ".0f"),
-    Column("groups", "groups"),
-    Column("tokens_per_s", "tokens/s", ".1f"),
-    Column("ratio", "ratio", ".2f"),
-    Column("bound", "bound", ".2f"),
-    Column("ms_each", "ms each", ".2f"),
-]
-KERAS_COLUMNS = [
-    Column("sampler", "sampler"),
-    Column("prompts", "prompts"),
-    Column("groups", "groups"),
-    Column("keras_s", "Keras s", ".2f"),
-    Column("gpipe_s", "GPipe s", ".2f"),
-    Column("ratio", "ratio", ".2f"),
-]
+TIMED_COLUMNS = columns(
+    "k: K | cell_ms: cell ms: .0f | groups | tokens_per_s: tokens/s: .1f | "
+    "ratio: ratio: .2f | bound: bound: .2f | ms_each: ms each: .2f"
+)
 _PROMPT = 4
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
-    local.split_cpu(max(values.k, 2))
-    parts = {"timed": _timed, "keras": _beside_keras}
-    for part in dict.fromkeys(values.part):
-        parts[part](values, report)
-
-
-def _timed(values: flags.FlagValues, report: Report) -> None:
+    local.split_cpu(values.k)
     table = report.add(
         Table("timed", "Cells that wait, by groups of prompts", TIMED_COLUMNS)
     )
@@ -118,45 +78,6 @@ def _timed(values: flags.FlagValues, report: Report) -> None:
             )
 
 
-def _beside_keras(values: flags.FlagValues, report: Report) -> None:
-    table = report.add(
-        Table(
-            "keras",
-            "Llama of eight blocks through two cells, beside itself in plain "
-            "Keras",
-            KERAS_COLUMNS,
-        )
-    )
-    settings = [
-        (units, sampler)
-        for units in dict.fromkeys(values.units)
-        for sampler in dict.fromkeys(values.sampler)
-    ]
-    for units, sampler in progress(settings, "keras"):
-        plain, task = _llama(units, sampler), _llama(units, sampler)
-        pipeline = tfgpipe.GPipe(task, 2, devices=devices.cpu_names(2))
-        for groups in (1, 2):
-            x = _prompts(groups * values.rows, values.tokens)
-            steps = [
-                _generating(plain, x),
-                _generating(pipeline, x, num_groups=groups),
-            ]
-            for step in steps:
-                step()
-            times = alternated(steps, values.rounds, sampler)
-            keras_s, gpipe_s = map(statistics.median, times)
-            table.rows.append(
-                {
-                    "sampler": sampler,
-                    "prompts": groups * values.rows,
-                    "groups": groups,
-                    "keras_s": keras_s,
-                    "gpipe_s": gpipe_s,
-                    "ratio": gpipe_s / keras_s,
-                }
-            )
-
-
 def _one_block_each(k: int) -> list[int]:
     """The embedding is in the first cell, and logits in the last."""
     counts = [1] * k
@@ -180,21 +101,6 @@ def _generating(model: Any, x: Any, **kwargs: Any) -> Callable[[], float]:
         return time.perf_counter() - start
 
     return step
-
-
-def _llama(units: int, sampler: str) -> Any:
-    keras.utils.set_random_seed(0)
-    backbone = keras_hub.models.LlamaBackbone(
-        vocabulary_size=500,
-        num_layers=8,
-        num_query_heads=4,
-        num_key_value_heads=4,
-        hidden_dim=units,
-        intermediate_dim=2 * units,
-    )
-    task = keras_hub.models.LlamaCausalLM(backbone, preprocessor=None)
-    task.compile(sampler=sampler)
-    return task
 
 
 class WaitingBlock(keras.layers.Layer):

@@ -32,33 +32,21 @@ from absl import flags
 from tfgpipe.commands import command_line
 from tools.bench.case_worker import Case
 from tools.bench.cases import Results, commit, run_cases
-from tools.bench.flags import define_choices
-from tools.report import Column, Report, Table
+from tools.flags import define
+from tools.report import Report, Table, columns
 
 
 def define_run(values: flags.FlagValues, output: str, num_jobs: int) -> None:
-    """Defines the flags of commands that run cases.
-
-    Args:
-        values: Where to define them.
-        output: Default of --output.
-        num_jobs: Default of --jobs.
-    """
-    flags.DEFINE_enum(
-        "format",
-        "markdown",
-        ["markdown", "text", "json", "csv"],
-        "How to print the table.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "output",
-        output,
-        "File of the results, to which lines are added.",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "table", False, "Print the results that there are.", flag_values=values
+    """Defines the flags of commands that run cases."""
+    define(
+        values,
+        format=(
+            "markdown",
+            "How to print the table.",
+            ["markdown", "text", "json", "csv"],
+        ),
+        output=(output, "File of the results, to which lines are added."),
+        table=(False, "Print the results that there are."),
     )
     for name, default, meaning in (
         ("jobs", num_jobs, "Processes at a time."),
@@ -73,34 +61,19 @@ def define_run(values: flags.FlagValues, output: str, num_jobs: int) -> None:
 
 FLAGS = command_line.new_flags()
 define_run(FLAGS, "bench_gpu.jsonl", num_jobs=3)
-define_choices(
+define(
     FLAGS,
-    "part",
-    ["compare"],
-    ["compare", "whole", "split"],
-    "Which cases.",
-)
-flags.DEFINE_boolean("small", False, "Small models.", flag_values=FLAGS)
-flags.DEFINE_integer("devices", 4, "Parts of the GPU.", 1, flag_values=FLAGS)
-flags.DEFINE_integer(
-    "limit_mib", 8192, "Of each, in part split.", 1, flag_values=FLAGS
+    part=(["compare"], "Which cases.", ["compare", "whole", "split"]),
+    small=(False, "Small models."),
+    devices=(4, "Parts of the GPU."),
+    limit_mib=(8192, "Of each, in part split."),
 )
 
-COLUMNS = [
-    Column("model", "model"),
-    Column("name", "what"),
-    Column("dtype", "dtype"),
-    Column("rows", "rows"),
-    Column("k", "K"),
-    Column("m", "M"),
-    Column("step_s", "step s", ".4f"),
-    Column("of_keras", "of Keras", ".2f"),
-    Column("of_k_1", "of K = 1", ".2f"),
-    Column("first_s", "first step s", ".1f"),
-    Column("operations", "operations"),
-    Column("gib", "GiB"),
-    Column("plan_gib", "plan"),
-]
+COLUMNS = columns(
+    "model | name: what | dtype | rows | k: K | m: M | step_s: step s: .4f | "
+    "of_keras: of Keras: .2f | of_k_1: of K = 1: .2f | "
+    "first_s: first step s: .1f | operations | gib: GiB | plan_gib: plan"
+)
 _NEVER = {"remat": "never"}
 _WHOLE: list[tuple[int, dict[str, Any]]] = [
     (1, {}),

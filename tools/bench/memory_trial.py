@@ -10,6 +10,7 @@ accelerator.
 
 from __future__ import annotations
 
+import multiprocessing
 import pathlib
 import statistics
 import time
@@ -137,15 +138,7 @@ class Outcome(NamedTuple):
 
 
 def run(job: Job, seconds: float = 900) -> Outcome:
-    """Trains, or finds that the memory does not suffice.
-
-    Args:
-        job: What to train.
-        seconds: How long it may take.
-
-    Raises:
-        RuntimeError: If it fails for another reason.
-    """
+    """Trains, or finds that the memory does not suffice."""
     outcome, why = tried(_outcome, job, seconds, job.num_accelerators)
     return outcome or Outcome(why=why)
 
@@ -156,22 +149,7 @@ def tried(
     seconds: float = 900,
     num_accelerators: int | None = None,
 ) -> tuple[Any, str]:
-    """What an action with accelerators returns, in new processes.
-
-    Args:
-        action: A function of a module; takes the job and connections to the
-            accelerators, whose devices are there.
-        job: Has `limit_mib`.
-        seconds: How long it may take.
-        num_accelerators: How many; None for the job's `k`, and one for 0.
-
-    Returns:
-        What it returns; or None, and how it shows that the memory did not
-        suffice.
-
-    Raises:
-        RuntimeError: If it fails for another reason.
-    """
+    """What an action with accelerators returns, in new processes."""
     accelerators = Accelerators(num_accelerators or max(job.k, 1))
     process = None
     try:
@@ -368,4 +346,118 @@ def mib_on(variables: list[Any], device: str) -> float:
             for value in found.values()
         )
         / _MIB
+    )
+
+
+# --------------------------------------------- a preset of KerasHub is loaded
+class Preset(NamedTuple):
+    """What to load.
+
+    Attributes:
+        folder: Of the preset.
+        k: Accelerators and cells; 0 is KerasHub on one accelerator.
+        limit_mib: What an accelerator may use above a process without a model;
+            0 is no limit.
+    """
+
+    folder: str
+    k: int
+    limit_mib: float = 0
+
+
+class Loaded(NamedTuple):
+    """How a trial went, in MiB.
+
+    Attributes:
+        total: All variables.
+        largest: The largest of them.
+        share: Those of the accelerator that has most.
+        above: The peak of an accelerator above what its variables take, where
+            it is highest.
+        host: The peak of the process that reads the files, above what it had.
+    """
+
+    total: float
+    largest: float
+    share: float
+    above: float
+    host: float
+
+
+def make_preset(folder: pathlib.Path, units: int, num_layers: int) -> None:
+    """Writes a preset, by a process that ends with what it needed."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(
+        target=_write_preset, args=(str(folder), units, num_layers)
+    )
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError("The preset could not be written; see above.")
+
+
+def load_preset(preset: Preset) -> Loaded | None:
+    """Loads it; None if the memory does not suffice."""
+    loaded, _ = tried(_loaded, preset)
+    return loaded
+
+
+def _write_preset(folder: str, units: int, num_layers: int) -> None:
+    from keras_hub import models
+
+    backbone = models.LlamaBackbone(
+        vocabulary_size=8 * units,
+        num_layers=num_layers,
+        num_query_heads=4,
+        num_key_value_heads=4,
+        hidden_dim=units,
+        intermediate_dim=4 * units,
+    )
+    task = models.LlamaCausalLM(backbone, preprocessor=None)
+    task.save_to_preset(folder)
+
+
+def _loaded(preset: Preset, accelerators: list[Connection]) -> Loaded:
+    import tensorflow as tf
+    from keras_hub import models
+
+    import tfgpipe
+
+    names = [memory_worker.device(task) for task in range(len(accelerators))]
+    bare = memory_worker.ask(accelerators, "rest")
+    if preset.limit_mib:
+        memory_worker.ask(accelerators, "limit", preset.limit_mib)
+    found: list[Any] = []
+
+    def load() -> None:
+        options: dict[str, Any] = {"preprocessor": None}
+        if preset.k:
+            pipeline = tfgpipe.load_preset(
+                "LlamaCausalLM",
+                preset.folder,
+                preset.k,
+                1,
+                devices=names,
+                **options,
+            )
+            found.append(pipeline.model)
+        else:
+            with tf.device(names[0]):
+                found.append(
+                    models.LlamaCausalLM.from_preset(preset.folder, **options)
+                )
+
+    host = memory_worker.peak_of_one(load)
+    peaks = memory_worker.ask(accelerators, "memory")
+    variables = found[0].variables
+    shares = [mib_on(variables, name) for name in names]
+    return Loaded(
+        sum(shares),
+        max(4 * v.value.shape.num_elements() / _MIB for v in variables),
+        max(shares),
+        max(
+            peak.peak - before.resident - share
+            for peak, before, share in zip(peaks, bare, shares)
+        ),
+        host,
     )

@@ -86,14 +86,7 @@ class Accelerators:
         ask(self.connections, "rest")  # answered when they are ready
 
     def out_of_memory(self, seconds: float = 0) -> str:
-        """How an accelerator that ran out of memory shows it.
-
-        Args:
-            seconds: How long to wait for it to end.
-
-        Returns:
-            Words for it; empty if nothing shows it.
-        """
+        """How an accelerator that ran out of memory shows it."""
         if "RESOURCE_EXHAUSTED" in self.log.read_text(errors="replace"):
             return "a tensor was refused"
         sentinels = [process.sentinel for process in self.processes]
@@ -114,17 +107,7 @@ def device(task: int) -> str:
 
 
 def ask(connections: list[Connection], *question: Any) -> list[Any]:
-    """Asks all accelerators at once.
-
-    Args:
-        connections: To the accelerators.
-        *question: ("limit", MiB) refuses them more than so much above what they
-            have now. ("rest",) has them give back what they do not use, and
-            forget their peak. ("memory",) changes nothing.
-
-    Returns:
-        What each uses then.
-    """
+    """Asks all accelerators at once."""
     for connection in connections:
         connection.send(question)
     return [connection.recv() for connection in connections]
@@ -133,12 +116,7 @@ def ask(connections: list[Connection], *question: Any) -> list[Any]:
 def start(
     function: Callable[..., None], *arguments: Any
 ) -> tuple[BaseProcess, Connection]:
-    """Runs a function in a process that has TensorFlow.
-
-    Args:
-        function: Takes a connection to this process, and the arguments.
-        *arguments: For the function.
-    """
+    """Runs a function in a process that has TensorFlow."""
     context = _context()
     ours, theirs = context.Pipe()
     process = context.Process(
@@ -156,11 +134,7 @@ def stop(process: BaseProcess) -> None:
 
 
 def peak_of(step: Callable[[], Any]) -> float:
-    """MiB that a step takes in this process, above what it rests at.
-
-    Args:
-        step: Is called three times; what grows once is not counted.
-    """
+    """MiB that a step takes in this process, above what it rests at."""
     step()
     return peak_of_one(lambda: (step(), step()))
 

@@ -8,125 +8,90 @@ dispatch: the slope of the step time with the number of tasks, for layers that
 compute next to nothing; beside it, that of calls of an empty function.
 
 tracing: a `fit` of one step, which builds and traces, for identical small
-Transformer blocks; and what of it the trial of the layers takes, for those and
-for as many layers of Keras.
+Transformer blocks.
 
 safety: what `skip_nonfinite` and checkpoints in the background add.
 """
 
-import contextlib
+import itertools
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
-from unittest import mock
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 from absl import flags
 
+import tfgpipe
+from tfgpipe.checkpoints import Folder, Position, Writer
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, SCHEDULES
-from tfgpipe.trial import Trial
-from tools.bench import dispatch, safety
-from tools.bench.dispatch import pipeline, step_of
-from tools.bench.flags import define_choices, define_numbers, new_flags
-from tools.bench.models import MODELS, train_step, transformer
+from tools.bench.models import MODELS, BenchModel, train_step, transformer
+from tools.flags import define, new_flags
 from tools.report import (
-    Column,
     Report,
     Table,
     alternated,
+    columns,
+    median_of,
     progress,
     spread,
-    spread_columns,
     spread_values,
 )
 
 FLAGS = new_flags(rounds=15)
-define_choices(
+define(
     FLAGS,
-    "part",
-    ["step", "dispatch", "tracing"],
-    ["step", "dispatch", "tracing", "safety"],
-    "What to measure.",
-)
-define_choices(
-    FLAGS,
-    "model",
-    ["transformer", "convolutions"],
-    MODELS,
-    "In parts step and safety.",
-)
-define_choices(
-    FLAGS,
-    "schedule",
-    ["gpipe"],
-    [name for name, chunks in CHUNKS.items() if chunks != 2],
-    "In parts dispatch and tracing.",
-)
-flags.DEFINE_integer(
-    "dispatch_k", 4, "Cells, in part dispatch.", 1, flag_values=FLAGS
-)
-define_numbers(
-    FLAGS, "dispatch_m", [8, 16, 32, 64], "Micro-batches, in part dispatch."
-)
-define_numbers(FLAGS, "l", [12, 48], "Layers, in part tracing.")
-define_numbers(FLAGS, "k", [2, 8], "Cells, in part tracing.")
-define_numbers(FLAGS, "m", [8, 32], "Micro-batches, in part tracing.")
-flags.DEFINE_integer(
-    "threads",
-    0,
-    "Threads for operations, and for each operation. 0: as TensorFlow does.",
-    0,
-    flag_values=FLAGS,
-)
-flags.DEFINE_boolean(
-    "rewrite_graphs",
-    True,
-    "Whether TensorFlow rewrites graphs before it runs them, as it does if "
-    "nobody says otherwise.",
-    flag_values=FLAGS,
+    part=(
+        ["step", "dispatch", "tracing"],
+        "What to measure.",
+        ["step", "dispatch", "tracing", "safety"],
+    ),
+    model=(
+        ["transformer", "convolutions"],
+        "In parts step and safety.",
+        MODELS,
+    ),
+    schedule=(
+        ["gpipe"],
+        "In parts dispatch and tracing.",
+        [name for name, chunks in CHUNKS.items() if chunks != 2],
+    ),
+    dispatch_k=(4, "Cells, in part dispatch."),
+    dispatch_m=([8, 16, 32, 64], "Micro-batches, in part dispatch."),
+    l=([12, 48], "Layers, in part tracing."),
+    k=([2, 8], "Cells, in part tracing."),
+    m=([8, 32], "Micro-batches, in part tracing."),
+    threads=(
+        0,
+        "Threads for operations, and for each of them. 0: as TensorFlow does.",
+        0,
+    ),
+    rewrite_graphs=(
+        True,
+        "Whether TensorFlow rewrites graphs before it runs them, as it does if "
+        "nobody says otherwise.",
+    ),
 )
 
-STEP_COLUMNS = [
-    Column("model", "model"),
-    *spread_columns("keras_ms", "Keras ms", ".1f"),
-    *spread_columns("gpipe_ms", "GPipe ms", ".1f"),
-    *spread_columns("ratio", "ratio", ".3f"),
-    Column("keras_first_step_s", "Keras first step s", ".2f"),
-    Column("gpipe_first_step_s", "GPipe first step s", ".2f"),
-]
-DISPATCH_COLUMNS = [
-    Column("what", "what"),
-    Column("k", "K"),
-    Column("fewest", "fewest"),
-    Column("most", "most"),
-    Column("us", "us each", ".0f"),
-    Column("correlation", "correlation", ".3f"),
-]
-TRACING_COLUMNS = [
-    Column("schedule", "schedule"),
-    Column("l", "L"),
-    Column("k", "K"),
-    Column("m", "M"),
-    Column("num_tasks", "tasks"),
-    Column("first_step_s", "first step s", ".1f"),
-    Column("step_ms", "step ms", ".0f"),
-    Column("keras_first_step_s", "Keras first step s", ".1f"),
-    Column("keras_ratio", "/ Keras", ".2f"),
-]
-
-TRIAL_COLUMNS = [
-    Column("layers", "layers"),
-    Column("l", "L"),
-    Column("k", "K"),
-    Column("m", "M"),
-    Column("first_step_s", "first step s", ".1f"),
-    Column("trial_s", "trial s", ".2f"),
-    Column("share", "share", ".3f"),
-]
+STEP_COLUMNS = columns(
+    "model | *keras_ms: Keras ms: .1f | *gpipe_ms: GPipe ms: .1f | "
+    "*ratio: ratio: .3f | keras_first_step_s: Keras first step s: .2f | "
+    "gpipe_first_step_s: GPipe first step s: .2f"
+)
+DISPATCH_COLUMNS = columns(
+    "what | k: K | fewest | most | us: us each: .0f | "
+    "correlation: correlation: .3f"
+)
+TRACING_COLUMNS = columns(
+    "schedule | l: L | k: K | m: M | num_tasks: tasks | "
+    "first_step_s: first step s: .1f | step_ms: step ms: .0f | "
+    "keras_first_step_s: Keras first step s: .1f | keras_ratio: / Keras: .2f"
+)
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
@@ -209,11 +174,11 @@ def _safety(values: flags.FlagValues, report: Report) -> None:
             "safety",
             "Two cells, eight micro-batches, Adam: median and quartiles of "
             f"{values.rounds} turns",
-            safety.COLUMNS,
+            SAFETY_COLUMNS,
         )
     )
     for name in dict.fromkeys(values.model):
-        table.rows += safety.rows(name, MODELS[name], values.rounds)
+        table.rows += _safety_rows(name, MODELS[name], values.rounds)
 
 
 # ------------------------------------------------------------------ dispatch
@@ -229,10 +194,10 @@ def _dispatch(values: flags.FlagValues, report: Report) -> None:
     micro_batches = sorted(set(values.dispatch_m))
     schedules = list(dict.fromkeys(values.schedule))
     for schedule in progress(schedules, "dispatch"):
-        slope = dispatch.task_slope(schedule, k, micro_batches, rounds)
+        slope = task_slope(schedule, k, micro_batches, rounds)
         row = {"what": f"tasks of {schedule}", "k": k}
         table.rows.append(row | slope._asdict())
-    slope = dispatch.call_slope(rounds)
+    slope = call_slope(rounds)
     table.rows.append({"what": "empty function calls"} | slope._asdict())
 
 
@@ -289,59 +254,151 @@ def _tracing(values: flags.FlagValues, report: Report) -> None:
                 "keras_ratio": first / plain[size],
             }
         )
-    _trials(values, report)
 
 
-def _trials(values: flags.FlagValues, report: Report) -> None:
-    table = report.add(
-        Table(
-            "trial",
-            "What the trial of the layers takes of such a `fit`, with blocks "
-            "of one's own and with as many layers of Keras",
-            TRIAL_COLUMNS,
-        )
+class Slope(NamedTuple):
+    """How the duration of a step grows with what it does.
+
+    Attributes:
+        fewest: Fewest tasks or calls in a step.
+        most: Most of them.
+        us: Microseconds for one more.
+        correlation: How well a line fits, up to 1.
+    """
+
+    fewest: int
+    most: int
+    us: float
+    correlation: float
+
+
+def pipeline(
+    layers: list[Any], k: int = 1, m: int = 1, schedule: str = "gpipe"
+) -> keras.Model:
+    """A pipeline that recomputes nothing."""
+    return tfgpipe.GPipe(
+        layers,
+        num_partitions=k,
+        num_micro_batches=m,
+        devices=[f"CPU:{index}" for index in range(k)],
+        schedule=schedule,
+        remat="never",
     )
-    k, m = values.k[0], values.m[0]
-    settings = [
-        (layers, num_layers)
-        for num_layers in dict.fromkeys(values.l)
-        for layers in ("own", "Keras's")
-        if k <= num_layers
-    ]
-    for layers, num_layers in progress(settings, "trial"):
-        x = np.ones((m, 8, 32), np.float32)
-        model = pipeline(
-            transformer(num_layers, num_heads=2, hidden_units=64)
-            if layers == "own"
-            else [keras.layers.Dense(32, "gelu") for _ in range(num_layers)],
-            k,
-            m,
-        )
-        with _trial_timed() as seconds:
-            first = _fit_seconds(model, x)
-        table.rows.append(
-            {
-                "layers": layers,
-                "l": num_layers,
-                "k": k,
-                "m": m,
-                "first_step_s": first,
-                "trial_s": sum(seconds),
-                "share": sum(seconds) / first,
-            }
-        )
 
 
-@contextlib.contextmanager
-def _trial_timed() -> Iterator[list[float]]:
-    """Inside, notes the seconds that each trial takes."""
-    seconds: list[float] = []
-    run = Trial.run
+def step_of(model: keras.Model, x: np.ndarray) -> Callable[[], float]:
+    """A step in which a model learns to return what it gets."""
+    model.build(x.shape)
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+    return train_step(model, x, x)
 
-    def timed(*args: Any) -> None:
+
+def task_slope(
+    schedule: str, k: int, micro_batches: Sequence[int], rounds: int
+) -> Slope:
+    """Of the tasks of a pipeline whose layers compute next to nothing."""
+    points = []
+    for m in micro_batches:
+        layers = [keras.layers.Dense(1) for _ in range(k)]
+        model = pipeline(layers, k, m, schedule)
+        step = step_of(model, np.ones((m, 1), np.float32))
+        num_tasks = len(SCHEDULES[schedule](k, m).order())
+        points.append((num_tasks, median_of(step, rounds)))
+    return _slope(points)
+
+
+def call_slope(rounds: int) -> Slope:
+    """Of calls of an empty function, in a graph."""
+    return _slope(
+        [(n, median_of(_calls(n), rounds)) for n in (50, 100, 200, 400)]
+    )
+
+
+def _calls(num_calls: int) -> Callable[[], float]:
+    """A step that calls a function, one call after the other."""
+
+    @tf.function(experimental_attributes={"_noinline": True})
+    def empty(x: tf.Tensor) -> tf.Tensor:
+        return tf.identity(x)
+
+    @tf.function
+    def chain(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(num_calls):
+            x = empty(x)
+        return x
+
+    x = tf.zeros((1, 1))
+
+    def step() -> float:
         start = time.perf_counter()
-        run(*args)
-        seconds.append(time.perf_counter() - start)
+        chain(x).numpy()
+        return time.perf_counter() - start
 
-    with mock.patch.object(Trial, "run", timed):
-        yield seconds
+    return step
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> Slope:
+    counts, seconds = zip(*points)
+    slope, _ = statistics.linear_regression(counts, seconds)
+    correlation = statistics.correlation(counts, seconds)
+    return Slope(min(counts), max(counts), 1e6 * slope, correlation)
+
+
+SAFETY_COLUMNS = columns(
+    "model | what | *without_ms: without ms: .1f | *with_ms: with ms: .1f | "
+    "*ratio: ratio: .3f"
+)
+_STEPS = 10  # from one checkpoint to the next
+
+
+def _safety_rows(
+    name: str, what: BenchModel, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Two cells and eight micro-batches, trained by Adam."""
+    plain, skipping = _safety_step(what, False), _safety_step(what, True)
+    yield _safety_row(name, "skip_nonfinite", plain[1], skipping[1], rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        saving = Folder(os.path.join(folder, "checkpoints"))
+        saving.take()
+        writer = Writer(saving, 2, "min", None, {})
+        count = itertools.count()
+
+        def without() -> float:
+            return sum(plain[1]() for _ in range(_STEPS)) / _STEPS
+
+        def with_one() -> float:
+            writer.start(plain[0], Position(next(count), 0, 0), None)
+            found = without()
+            writer.wait()  # or the next turn, without one, would pay for it
+            return found
+
+        label = f"a checkpoint in {_STEPS} steps"
+        yield _safety_row(name, label, without, with_one, rounds)
+
+
+def _safety_step(what: BenchModel, skip: bool) -> tuple[keras.Model, Any]:
+    model = tfgpipe.GPipe(
+        what.layers(),
+        num_partitions=2,
+        num_micro_batches=8,
+        devices=["CPU:0", "CPU:1"],
+        skip_nonfinite=skip,
+    )
+    model.build((None, *what.x_shape))
+    model.compile("adam", what.loss, jit_compile=False)
+    return model, train_step(model, *what.data(what.batch_size))
+
+
+def _safety_row(
+    name: str, what: str, before: Any, after: Any, rounds: int
+) -> dict[str, Any]:
+    before(), after()  # trace
+    times = alternated([before, after], rounds, f"{name}, {what}")
+    ratios = [b / a for a, b in zip(*times)]
+    return {
+        "model": name,
+        "what": what,
+        **spread_values("without_ms", spread(times[0]).times(1000)),
+        **spread_values("with_ms", spread(times[1]).times(1000)),
+        **spread_values("ratio", spread(ratios)),
+    }

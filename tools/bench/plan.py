@@ -27,56 +27,47 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from absl import flags
 
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.partition import partition
-from tools.bench import (
-    plan_grid,
-    plan_memory,
-    plan_one_device,
-    plan_paper,
-    plan_steps,
-)
-from tools.bench.flags import define_choices, new_flags
-from tools.report import Column, Report, Table
+from tfgpipe.plans import Prediction, Setting, predict
+from tfgpipe.plans import sized as sized_model
+from tfgpipe.sequence import source_of
+from tools.bench import memory_trial, plan_paper, plan_steps
+from tools.bench.memory_trial import Job, Size, cut_of, layers_of, optimizer_of
+from tools.bench.plan_steps import compared, compared_columns, with_errors
+from tools.flags import define, new_flags
+from tools.report import Report, Table, columns, progress
+from tools.sizes.model_size import by_cost
 
 FLAGS = new_flags(rounds=5)
-define_choices(
+define(
     FLAGS,
-    "table",
-    ["partition", "paper", "memory", "steps"],
-    [
-        "partition",
-        "paper",
-        "memory",
-        "steps",
-        "grid",
-        "waiting",
-        "one_device",
-    ],
-    "What to compare.",
+    table=(
+        ["partition", "paper", "memory", "steps"],
+        "What to compare.",
+        [
+            "partition",
+            "paper",
+            "memory",
+            "steps",
+            "grid",
+            "waiting",
+            "one_device",
+        ],
+    ),
+    cases=(1000, "Random lists of costs."),
+    seconds=(30.0, "For which the layers of a model are measured.", 0.1),
+    seed=(0, "Of the lists.", None),
 )
-flags.DEFINE_integer(
-    "cases", 1000, "Random lists of costs.", 1, flag_values=FLAGS
-)
-flags.DEFINE_float(
-    "seconds",
-    30.0,
-    "For which the layers of a model are measured.",
-    0.1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer("seed", 0, "Of the lists.", flag_values=FLAGS)
 
-_PARTITION = [
-    Column("method", "cut"),
-    Column("mean", "largest / best, mean", ".4f"),
-    Column("worst", "worst", ".3f"),
-    Column("best_share", "as good as the best", ".1%"),
-    Column("endless", "without an end", "d"),
-]
+_PARTITION = columns(
+    "method: cut | mean: largest / best, mean: .4f | worst: worst: .3f | "
+    "best_share: as good as the best: .1% | endless: without an end: d"
+)
 _PATIENCE_SECONDS = 2
 
 
@@ -85,12 +76,12 @@ def run(values: flags.FlagValues, report: Report) -> None:
     makers: dict[str, Callable[[], Iterable[Table]]] = {
         "partition": lambda: [_partition(values.cases, values.seed)],
         "paper": plan_paper.tables,
-        "memory": lambda: [plan_memory.table(values.rounds)],
+        "memory": lambda: [_memory(values.rounds)],
         "waiting": lambda: plan_steps.waiting(values.rounds),
-        "grid": lambda: [plan_grid.table(values.rounds, values.seconds)],
+        "grid": lambda: [plan_steps.grid(values.rounds, values.seconds)],
         "steps": lambda: plan_steps.tables(values.rounds, values.seconds),
         "one_device": lambda: [
-            plan_one_device.table(values.rounds, values.seconds)
+            plan_steps.one_device(values.rounds, values.seconds)
         ],
     }
     if len({"steps", "grid", "waiting", "one_device"} & set(values.table)) > 1:
@@ -204,3 +195,109 @@ def _torchgpipe() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.solve
+
+
+_MIB = 2**20
+# Activations outweigh weights, or weights outweigh activations.
+_WIDE = Size(width=512, sequence=16, batch_size=32)
+_LONG = Size(sequence=128, batch_size=64)
+_FEW = Size(batch_size=64)
+JOBS = [
+    Job(Size(), 4, 2, 4, "gpipe", "never"),
+    Job(Size(), 4, 2, 8, "gpipe", "except_last"),
+    Job(Size(), 8, 2, 8, "gpipe", "always"),
+    Job(Size(), 4, 2, 8, "1f1b", "never"),
+    Job(Size(), 8, 2, 8, "1f1b", "except_last"),
+    Job(Size(), 4, 4, 16, "1f1b", "always"),
+    Job(Size(), 8, 4, 8, "1f1b", "never"),
+    Job(Size(), 8, 2, 4, "zero_bubble", "except_last"),
+    Job(Size(), 4, 2, 8, "zero_bubble", "never"),
+    Job(Size(), 4, 2, 8, "interleaved", "except_last", chunks=2),
+    Job(Size(), 8, 2, 8, "interleaved", "never", chunks=2),
+    Job(Size(), 8, 2, 4, "gpipe", "always", remat_groups=2),
+    Job(Size(), 8, 1, 8, "gpipe", "except_last"),
+    Job(Size(), 8, 1, 4, "gpipe", "always", remat_groups=4),
+    Job(_LONG, 4, 2, 4, "gpipe", "except_last"),
+    Job(_LONG, 4, 2, 8, "1f1b", "never"),
+    Job(_WIDE, 4, 2, 4, "gpipe", "never"),
+    Job(_WIDE, 4, 2, 4, "1f1b", "always"),
+    Job(_WIDE._replace(optimizer="sgd"), 4, 2, 8, "zero_bubble", "never"),
+    Job(_WIDE, 4, 1, 1, "gpipe", "never"),
+    # Shares, heads, and the host.
+    Job(Size(), 4, 2, 8, "gpipe", 0.4),
+    Job(Size(), 4, 2, 8, "1f1b", 0.7),
+    Job(_FEW, 4, 2, 8, "gpipe", "except_last", words=8000),
+    Job(_FEW, 4, 2, 8, "gpipe", "except_last", words=8000, head_parts=4),
+    Job(_FEW, 4, 2, 8, "1f1b", "always", words=8000, head_parts=2),
+    Job(Size(), 4, 2, 8, "gpipe", "offload", is_on_host=True),
+    Job(_LONG, 8, 2, 16, "1f1b", "always", is_on_host=True),
+    Job(_WIDE, 8, 2, 4, "breadth_first", "always", chunks=4, is_on_host=True),
+]
+_MEMORY_COLUMNS = [
+    *columns(
+        "schedule | remat | width | layers: L | k: K | m: M | groups | words | "
+        "head_parts | weights_on: weights on | device"
+    ),
+    *compared_columns("MiB"),
+]
+
+
+def _memory(rounds: int) -> Table:
+    """Every setting, a line an accelerator; the errors below."""
+    found = Table(
+        "memory",
+        f"Memory of accelerators that are processes, {len(JOBS)} settings: "
+        "weights, slots, gradients and activations at the peak of a step",
+        _MEMORY_COLUMNS,
+    )
+    for job in progress(JOBS, "memory"):
+        outcome = memory_trial.run(job._replace(num_steps=rounds))
+        prediction = predicted(job)
+        for device, use in enumerate(outcome.uses):
+            measured = use.held + use.gradients + use.activations
+            expected = prediction.memory[device].total / _MIB
+            found.rows.append(
+                {
+                    "schedule": job.schedule,
+                    "remat": job.remat,
+                    "width": job.size.width,
+                    "layers": job.num_layers,
+                    "k": job.k,
+                    "m": job.m,
+                    "groups": job.remat_groups,
+                    "words": job.words or 1,
+                    "head_parts": job.head_parts,
+                    "weights_on": _place(job),
+                    "device": device,
+                    **compared("MiB", measured, expected),
+                }
+            )
+    return with_errors(found, "accelerators")
+
+
+def predicted(job: Job) -> Prediction:
+    """What the planner says of a trial."""
+    source = source_of(layers_of(job))
+    optimizer = keras.optimizers.get(optimizer_of(job))
+    model = sized_model(source, None, optimizer)
+    # Seconds decide nothing but how a cell falls into groups.
+    workload = by_cost(model, job.size.batch_size / job.m)
+    cut = tuple(source.steps_per_cell(cut_of(job)))
+    rules = tuple(itertools.repeat(job.remat, len(cut)))
+    setting = Setting(
+        1,
+        job.k,
+        cut,
+        job.m,
+        job.schedule,
+        rules,
+        job.remat_groups or 1,
+        job.head_parts,
+        _place(job),
+    )
+    return predict(workload, setting, None)
+
+
+def _place(job: Job) -> str:
+    """Where the weights are."""
+    return "host" if job.is_on_host else "devices"

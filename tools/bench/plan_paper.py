@@ -20,8 +20,8 @@ from tfgpipe.plans import (
     predict,
     prediction_that_fits,
 )
-from tools.bench.memory_rows import largest
-from tools.report import Column, Table, progress
+from tools.bench.memory import largest
+from tools.report import Table, columns, progress
 from tools.sizes.model_size import sized
 
 _GIB = 2**30
@@ -91,23 +91,14 @@ TABLE_2 = {
         8: (1.3, 4.8, 6.3),
     },
 }
-_TABLE_1 = [
-    Column("model", "model"),
-    Column("k", "K"),
-    Column("size", "F or L"),
-    Column("paper_size", "paper"),
-    Column("parameters", "parameters (M)", ",.0f"),
-    Column("paper", "paper", ",.0f"),
-    Column("ratio", "ratio", ".2f"),
-]
-_TABLE_2 = [
-    Column("model", "model"),
-    Column("k", "K"),
-    Column("m", "M"),
-    Column("speed", "speed", ".2f"),
-    Column("paper", "paper", ".2f"),
-    Column("ratio", "ratio", ".2f"),
-]
+_TABLE_1 = columns(
+    "model | k: K | size: F or L | paper_size: paper | "
+    "parameters: parameters (M): ,.0f | paper: paper: ,.0f | ratio: ratio: .2f"
+)
+_TABLE_2 = columns(
+    "model | k: K | m: M | speed: speed: .2f | paper: paper: .2f | "
+    "ratio: ratio: .2f"
+)
 
 
 def tables() -> list[Table]:

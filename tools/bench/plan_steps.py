@@ -11,11 +11,14 @@ import contextlib
 import itertools
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
+from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.devices import local
@@ -24,15 +27,11 @@ from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
 from tools.bench import efficiency
 from tools.bench.models import MODELS, BenchModel
-from tools.report import Column, Table, progress, spread
+from tools.report import Column, Table, alternated, columns, progress, spread
 
 
 def compared_columns(unit: str) -> list[Column]:
-    """Columns for `compared`.
-
-    Args:
-        unit: Of the numbers, such as "MiB".
-    """
+    """Columns for `compared`."""
     return [
         Column(f"measured_{unit.lower()}", f"measured {unit}", ".1f"),
         Column(f"predicted_{unit.lower()}", "predicted", ".1f"),
@@ -50,12 +49,7 @@ def compared(unit: str, measured: float, predicted: float) -> dict[str, float]:
 
 
 def with_errors(table: Table, what: str) -> Table:
-    """Notes how large the errors of a table are.
-
-    Args:
-        table: With rows by `compared`.
-        what: Its rows are.
-    """
+    """Notes how large the errors of a table are."""
     errors = [abs(row["error"]) for row in table.rows]
     table.notes.append(
         f"Errors: median {statistics.median(errors):.1%}, worst "
@@ -65,20 +59,13 @@ def with_errors(table: Table, what: str) -> Table:
 
 
 _COLUMNS = [
-    Column("model", "model"),
-    Column("schedule", "schedule"),
-    Column("remat", "remat"),
-    Column("k", "K"),
-    Column("m", "M"),
+    *columns("model | schedule | remat | k: K | m: M"),
     *compared_columns("ms"),
 ]
-_CUTS = [
-    Column("model", "model"),
-    Column("cut", "cut by"),
-    Column("layers", "layers of cells"),
-    Column("step_ms", "step ms", ".1f"),
-    Column("ratio", "/ FLOPs", ".3f"),
-]
+_CUTS = columns(
+    "model | cut: cut by | layers: layers of cells | step_ms: step ms: .1f | "
+    "ratio: / FLOPs: .3f"
+)
 SETTINGS = [
     ("gpipe", "never", 4),
     ("gpipe", "except_last", 8),
@@ -137,12 +124,7 @@ class Measured(NamedTuple):
 
 
 def tables(rounds: int, seconds: float) -> Iterator[Table]:
-    """Steps of real models, and cuts of them.
-
-    Args:
-        rounds: Steps of a setting; the median counts.
-        seconds: For which a model's layers are measured.
-    """
+    """Steps of real models, and cuts of them."""
     local.split_cpu(2)
     table = Table(
         "steps",
@@ -162,11 +144,7 @@ def tables(rounds: int, seconds: float) -> Iterator[Table]:
 
 
 def waiting(rounds: int) -> Iterator[Table]:
-    """Steps of cells that wait, on up to 16 devices.
-
-    Args:
-        rounds: Steps of a setting; the median counts.
-    """
+    """Steps of cells that wait, on up to 16 devices."""
     efficiency.make_devices(16)
     table = Table(
         "waiting",
@@ -180,13 +158,7 @@ def waiting(rounds: int) -> Iterator[Table]:
 
 
 def measure(name: str, model: BenchModel, seconds: float) -> Measured:
-    """Measures the layers on one device while the other one trains.
-
-    Args:
-        name: Of the model.
-        model: Its layers and data.
-        seconds: For how long.
-    """
+    """Measures the layers on one device while the other one trains."""
     with _training_beside(model):
         return measure_alone(name, model, seconds, (1, 8, 32))
 
@@ -194,14 +166,7 @@ def measure(name: str, model: BenchModel, seconds: float) -> Measured:
 def measure_alone(
     name: str, model: BenchModel, seconds: float, parts: Sequence[int]
 ) -> Measured:
-    """Measures the layers on one device.
-
-    Args:
-        name: Of the model.
-        model: Its layers and data.
-        seconds: For how long.
-        parts: Of a mini-batch: numbers of micro-batches, in rising order.
-    """
+    """Measures the layers on one device."""
     layers = [keras.Input(model.x_shape), *model.layers()]
     x, y = model.data(model.batch_size)
     profile = tfgpipe.profile(
@@ -265,12 +230,7 @@ def _row(
 
 
 def made_step(model: BenchModel, setting: Setting) -> Callable[[], float]:
-    """A function that trains for a step, and returns its seconds.
-
-    Args:
-        model: What is trained.
-        setting: How, on one device or two.
-    """
+    """A function that trains for a step, and returns its seconds."""
     pipeline = tfgpipe.GPipe(
         [keras.Input(model.x_shape), *model.layers()],
         num_partitions=setting.num_partitions,
@@ -360,3 +320,155 @@ def _cuts(models: list[Measured], rounds: int) -> Table:
                 }
             )
     return table
+
+
+_GRID_COLUMNS = columns(
+    "model | chosen_by: chosen by | schedule | k: K | m: M | "
+    "step_ms: step ms: .1f | predicted_ms: predicted: .1f | ratio: / best: .3f"
+)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+# So many of the fastest of the grid are measured once more, in turns with the
+# plan: the fastest of many single measurements is partly luck.
+_FINALISTS = 4
+_MORE_ROUNDS = 4
+
+
+def grid(rounds: int, seconds: float) -> Table:
+    """Plans for each model, and measures what else could have been chosen."""
+    local.split_cpu(2)
+    found = Table(
+        "grid",
+        "The plan for two devices of a core each, and the best of a grid: one "
+        "device or two, M up to 32, gpipe, 1f1b, interleaved, zero_bubble",
+        _GRID_COLUMNS,
+    )
+    for name in progress(MODELS, "models"):
+        own = measure(name, MODELS[name], seconds)
+        found.rows += _grid_rows(own, rounds)
+    worst = max(row["ratio"] for row in found.rows)
+    found.notes.append(f"The plan takes at most {worst:.3f} of the best")
+    return found
+
+
+def _grid_rows(own: Measured, rounds: int) -> list[dict[str, Any]]:
+    """The plan, and the best."""
+    plan = tfgpipe.plan(
+        [keras.Input(own.model.x_shape), *own.model.layers()],
+        own.model.batch_size,
+        own.profile,
+        devices=["CPU:0", "CPU:1"],
+        optimizer="sgd",
+    )
+    chosen = plan.best.setting
+    times = {
+        setting: step_seconds(own.model, setting, rounds)
+        for setting in progress([*_grid(own)], f"grid of {own.name}")
+    }
+    others = sorted(times.keys() - {chosen}, key=times.__getitem__)
+    finalists = [chosen, *others[:_FINALISTS]]
+    steps = [made_step(own.model, setting) for setting in finalists]
+    for step in steps:
+        step()  # traces
+    last = alternated(steps, _MORE_ROUNDS * rounds, f"best of {own.name}")
+    medians = dict(zip(finalists, map(statistics.median, last)))
+    best = min(medians, key=medians.__getitem__)
+    return [
+        {
+            "model": own.name,
+            "chosen_by": name,
+            "schedule": setting.schedule,
+            "k": setting.num_partitions,
+            "m": setting.num_micro_batches,
+            "step_ms": 1e3 * medians[setting],
+            "predicted_ms": 1e3 * own.predicted(setting),
+            "ratio": medians[setting] / medians[best],
+            "layers_per_cell": list(setting.layers_per_cell),
+            "grid": [
+                [*map(str, s), 1e3 * seconds] for s, seconds in times.items()
+            ],
+        }
+        for name, setting in (("plan", chosen), ("grid", best))
+    ]
+
+
+def _grid(own: Measured) -> Iterator[Setting]:
+    """Settings without recomputations, which only cost time."""
+    most = len(own.sized.sizes)
+    shapes = [("gpipe", 1, 1), ("gpipe", 2, 2), ("1f1b", 2, 2)]
+    shapes += [("zero_bubble", 2, 2)]
+    shapes += [("interleaved", 2, k) for k in (4, 8) if k <= most]
+    for schedule, num_devices, k in shapes:
+        for m in MICRO_BATCHES:
+            yield own.setting(schedule, "never", num_devices, k, m)
+
+
+_ONE_DEVICE_COLUMNS = [
+    *columns("model | m: M"),
+    *compared_columns("ms"),
+]
+
+
+def _embedding() -> list[kl.Layer]:
+    # The data are standard normal numbers: ids around 10,000.
+    return [
+        kl.Rescaling(1000.0, 10_000.0),
+        kl.Embedding(20_000, 256),
+        kl.Dense(512, "relu"),
+        kl.Dense(128),
+    ]
+
+
+_ONE_DEVICE_MODELS = {
+    name: MODELS[name] for name in ("dense", "convolutions", "transformer")
+} | {
+    "embedding": BenchModel(
+        "an embedding of 20,000 words in 256 units, and two dense layers",
+        _embedding,
+        (32,),
+        (32, 128),
+        "mse",
+        128,
+    )
+}
+
+
+def one_device(rounds: int, seconds: float) -> Table:
+    """Profiles each model, and trains it with each number of micro-batches."""
+    local.split_cpu(1)
+    machine = _machine()
+    found = Table(
+        "one_device",
+        "Steps of one device, a core, as predicted from layers that were "
+        "measured one by one, and as measured",
+        _ONE_DEVICE_COLUMNS,
+    )
+    for name, model in progress(_ONE_DEVICE_MODELS.items(), "models"):
+        own = measure_alone(name, model, seconds, MICRO_BATCHES)
+        settings = [
+            own.setting("gpipe", "never", 1, 1, m) for m in MICRO_BATCHES
+        ]
+        steps = [made_step(model, setting) for setting in settings]
+        for step in steps:
+            step()  # traces
+        for setting, times in zip(settings, alternated(steps, rounds, name)):
+            measured = 1e3 * statistics.median(times)
+            predicted = 1e3 * own.predicted(setting, machine)
+            found.rows.append(
+                {
+                    "model": name,
+                    "m": setting.num_micro_batches,
+                    **compared("ms", measured, predicted),
+                }
+            )
+    return with_errors(found, "settings")
+
+
+def _machine() -> Machine:
+    """This core's memory; nothing is sent, and no FLOPs are asked for."""
+    x = tf.Variable(tf.ones([2**26]))
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        x.assign_add(x)
+        times.append(time.perf_counter() - start)
+    return Machine(1.0, 1.0, 2 * 2**28 / min(times), 1.0, name="this core")

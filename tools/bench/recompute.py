@@ -24,17 +24,16 @@ from absl import flags
 
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import REMAT, checked_rule, rule_of
-from tools.bench.flags import define_choices, define_numbers, new_flags
-from tools.bench.recompute_worker import Job
-from tools.bench.step_worker import Worker, in_turns, measure_memory
-from tools.report import (
-    Column,
-    Report,
-    Table,
-    spread,
-    spread_columns,
-    spread_values,
+from tools.bench.step_worker import (
+    Worker,
+    in_turns,
+    measure_memory,
+    median,
+    timed_row,
 )
+from tools.bench.training_worker import Job
+from tools.flags import define, new_flags
+from tools.report import Column, Report, Table, columns
 
 FLAGS = new_flags(rounds=9)
 for _name, _default, _meaning in (
@@ -44,25 +43,22 @@ for _name, _default, _meaning in (
     ("batch_size", 64, "Examples in a mini-batch."),
 ):
     flags.DEFINE_integer(_name, _default, _meaning, 1, flag_values=FLAGS)
-define_choices(
+define(
     FLAGS,
-    "table",
-    ["groups", "rules", "heads"],
-    ["groups", "rules", "heads"],
-    "Beside `tf.recompute_grad`; by the rule of `remat`; by `head_parts`.",
-)
-define_numbers(FLAGS, "groups", [2, 4, 8], "Groups of blocks.")
-define_numbers(FLAGS, "m", [1, 8], "Micro-batches of a `GPipe`.")
-flags.DEFINE_list(
-    "rules",
-    ["never", "0.7", "0.4", "0.2", "except_last", "always"],
-    "Rules of `remat`; without groups, with the most micro-batches.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer("words", 32000, "For table `heads`.", 2, flag_values=FLAGS)
-define_numbers(FLAGS, "head_parts", [1, 2, 4], "For table `heads`.")
-flags.DEFINE_integer(
-    "head_layers", 2, "Transformer blocks for it.", 1, flag_values=FLAGS
+    table=(
+        ["groups", "rules", "heads"],
+        "Beside `tf.recompute_grad`; by the rule of `remat`; by `head_parts`.",
+        ["groups", "rules", "heads"],
+    ),
+    groups=([2, 4, 8], "Groups of blocks."),
+    m=([1, 8], "Micro-batches of a `GPipe`."),
+    rules=(
+        ["never", "0.7", "0.4", "0.2", "except_last", "always"],
+        "Rules of `remat`; without groups, with the most micro-batches.",
+    ),
+    words=(32000, "For table `heads`.", 2),
+    head_parts=([1, 2, 4], "For table `heads`."),
+    head_layers=(2, "Transformer blocks for it."),
 )
 
 # With the graph optimiser on, `tf.recompute_grad` saves next to no memory: see
@@ -73,24 +69,21 @@ _BASE = "recompute_grad, as written"
 def _columns(base: str) -> list[Column]:
     """What a way takes, and that beside a base."""
     return [
-        Column("m", "M"),
-        *spread_columns("step_ms", "step ms", ".0f"),
+        *columns("m: M | *step_ms: step ms: .0f"),
         Column("time_ratio", f"/ {base}", ".3f"),
-        Column("activations_mib", "activations MiB", ".1f"),
+        *columns("activations_mib: activations MiB: .1f"),
         Column("memory_ratio", f"/ {base}", ".2f"),
-        Column("others", "others", ".0%"),
+        *columns("others: others: .0%"),
     ]
 
 
 COLUMNS = [
-    Column("way", "way"),
-    Column("groups", "groups"),
+    *columns("way | groups"),
     *_columns("recompute_grad"),
 ]
 RULE_COLUMNS = [Column("rule", "remat"), *_columns("never")]
 HEAD_COLUMNS = [
-    Column("head_parts", "head_parts"),
-    Column("rule", "remat"),
+    *columns("head_parts | rule: remat"),
     *_columns("1 part"),
 ]
 
@@ -98,84 +91,78 @@ HEAD_COLUMNS = [
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     _check(values)
+    makers = {"groups": _groups, "rules": _rules, "heads": _heads}
     for name in dict.fromkeys(values.table):
-        {"groups": _groups, "rules": _rules, "heads": _heads}[name](
-            values, report
-        )
+        makers[name](values, report)
 
 
 def _groups(values: flags.FlagValues, report: Report) -> None:
-    table = _table(
-        "recompute",
-        COLUMNS,
-        ["/ recompute_grad: the same groups in plain Keras."],
-        values,
-        report,
-    )
-    jobs = _jobs(values)
-    measured = _measured(jobs, values.rounds)
-    table.rows += [_row(job, _same_groups(job), *measured) for job in jobs]
+    first = _job(values, values.layers)
+    jobs = [first._replace(way="keras", groups=1)]
+    for groups in dict.fromkeys(values.groups):
+        grouped = first._replace(groups=groups)
+        ways = [grouped._replace(way=w) for w in ("recompute_grad", _BASE)]
+        jobs += [
+            *ways,
+            *(grouped._replace(m=m) for m in dict.fromkeys(values.m)),
+        ]
+    note = "/ recompute_grad: the same groups in plain Keras."
+    bases = {
+        job: None if job.way == "keras" else job._replace(way=_BASE, m=1)
+        for job in jobs
+    }
+    _measure("recompute", COLUMNS, [note], bases, values, report)
 
 
 def _rules(values: flags.FlagValues, report: Report) -> None:
-    table = _table(
-        "rules",
-        RULE_COLUMNS,
-        ['a number: the share of what "never" keeps that is kept'],
-        values,
-        report,
-    )
-    jobs = _jobs_by_rule(values)
-    measured = _measured(jobs, values.rounds)
-    base = next((job for job in jobs if job.remat == "never"), None)
-    table.rows += [
-        {**_row(job, base, *measured), "rule": str(job.remat)} for job in jobs
+    first = _job(values, values.layers)._replace(groups=1, m=max(values.m))
+    jobs = [
+        first._replace(remat=rule)
+        for rule in dict.fromkeys(map(rule_of, values.rules))
     ]
+    never = first._replace(remat="never")
+    bases = dict.fromkeys(jobs, never if never in jobs else None)
+    note = 'a number: the share of what "never" keeps that is kept'
+    _measure("rules", RULE_COLUMNS, [note], bases, values, report)
 
 
 def _heads(values: flags.FlagValues, report: Report) -> None:
-    table = _table(
-        "heads",
-        HEAD_COLUMNS,
-        [f"with a head of {values.words:,} words"],
-        values,
-        report,
-        values.head_layers,
-    )
-    size = values.width, values.sequence, values.batch_size
-    first = Job(
-        "gpipe",
-        1,
-        max(values.m),
-        values.head_layers,
-        *size,
-        REMAT[0],
-        values.words,
+    first = _job(values, values.head_layers)._replace(
+        groups=1, m=max(values.m), remat=REMAT[0], words=values.words
     )
     jobs = [
         first._replace(head_parts=n) for n in dict.fromkeys(values.head_parts)
     ]
-    measured = _measured(jobs, values.rounds)
-    base = next((job for job in jobs if job.head_parts == 1), None)
-    table.rows += [
-        {**_row(job, base, *measured), "rule": str(job.remat)} for job in jobs
-    ]
+    bases = dict.fromkeys(jobs, first if first in jobs else None)
+    note = f"with a head of {values.words:,} words"
+    _measure("heads", HEAD_COLUMNS, [note], bases, values, report)
 
 
-def _table(
+def _job(values: flags.FlagValues, num_layers: int) -> Job:
+    return Job(
+        "blocks",
+        "gpipe",
+        values.batch_size,
+        layers=num_layers,
+        width=values.width,
+        sequence=values.sequence,
+    )
+
+
+def _measure(
     name: str,
     columns: list[Column],
     notes: list[str],
+    bases: dict[Job, Job | None],
     values: flags.FlagValues,
     report: Report,
-    num_layers: int | None = None,
-) -> Table:
-    """An empty table, which the report has from now on."""
-    return report.add(
+) -> None:
+    """Adds a table of jobs, each beside another one."""
+    jobs = list(bases)
+    table = report.add(
         Table(
             name,
-            f"{num_layers or values.layers} Transformer blocks of "
-            f"{values.width} units on "
+            f"{jobs[0].layers} Transformer blocks of {values.width} units on "
             f"one core, {values.sequence} positions, batches of "
             f"{values.batch_size}: median and quartiles of {values.rounds} "
             "steps",
@@ -187,12 +174,11 @@ def _table(
             ],
         )
     )
-
-
-def _measured(
-    jobs: list[Job], rounds: int
-) -> tuple[dict[Job, Worker], dict[Job, float]]:
-    return in_turns(jobs, rounds, "steps"), measure_memory(jobs, "memory")
+    workers = in_turns(jobs, values.rounds, "steps")
+    memory = measure_memory(jobs, "memory")
+    table.rows += [
+        _row(job, base, workers, memory) for job, base in bases.items()
+    ]
 
 
 def _check(values: flags.FlagValues) -> None:
@@ -213,46 +199,20 @@ def _check(values: flags.FlagValues) -> None:
         raise BadFlags(f"--rules: {error}") from error
 
 
-def _jobs(values: flags.FlagValues) -> list[Job]:
-    size = values.layers, values.width, values.sequence, values.batch_size
-    jobs = [Job("keras", 1, 1, *size)]
-    for groups in dict.fromkeys(values.groups):
-        jobs += [
-            Job(way, groups, 1, *size) for way in ("recompute_grad", _BASE)
-        ]
-        jobs += [
-            Job("gpipe", groups, m, *size) for m in dict.fromkeys(values.m)
-        ]
-    return jobs
-
-
-def _jobs_by_rule(values: flags.FlagValues) -> list[Job]:
-    size = values.layers, values.width, values.sequence, values.batch_size
-    rules = dict.fromkeys(map(rule_of, values.rules))
-    return [Job("gpipe", 1, max(values.m), *size, rule) for rule in rules]
-
-
-def _same_groups(job: Job) -> Job | None:
-    return None if job.way == "keras" else job._replace(way=_BASE, m=1)
-
-
 def _row(
     job: Job,
     base: Job | None,
     workers: dict[Job, Worker],
     memory: dict[Job, float],
 ) -> dict[str, Any]:
-    steps = workers[job].steps
-    step = spread([s.seconds for s in steps])
     row = {
-        **job._asdict(),
+        **timed_row(job, workers),
         "way": {"keras": "Keras, all kept"}.get(job.way, job.way),
-        **spread_values("step_ms", step.times(1000)),
+        "rule": str(job.remat),
         "activations_mib": memory[job],
-        "others": spread([s.others for s in steps]).median,
     }
     if base is not None:
-        theirs = spread([s.seconds for s in workers[base].steps])
-        row["time_ratio"] = step.median / theirs.median
+        steps = workers[job].steps, workers[base].steps
+        row["time_ratio"] = median(steps[0]) / median(steps[1])
         row["memory_ratio"] = memory[job] / memory[base]
     return row

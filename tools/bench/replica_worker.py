@@ -6,14 +6,18 @@ line "step" by `T {json}` with the seconds of one more step. Anything else ends
 it, and its workers.
 """
 
+import asyncio
 import contextlib
 import json
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfgpipe.hosts import controller
+from tfgpipe.hosts.addresses import Host, Hosts
 from tools.bench.step_worker import answer
 
 if TYPE_CHECKING:  # TensorFlow starts later
@@ -74,7 +78,6 @@ def _devices(job: Job, stack: contextlib.ExitStack) -> list[str]:
     from tfgpipe.devices import local
     from tfgpipe.hosts import controller
     from tools import local_workers
-    from tools.bench.delayed_links import DelayedCluster
 
     count = job.r * job.k
     if job.processes == 1:
@@ -99,9 +102,9 @@ def _prepared(job: Job, names: list[str]) -> tuple[Callable[[], float], float]:
     import numpy as np
 
     import tfgpipe
-    from tools.bench.exchange import exchanged_bytes
     from tools.bench.models import train_step
-    from tools.bench.sleeping_layers import Sleeping
+    from tools.bench.replicas import exchanged_bytes
+    from tools.bench.waiting_layers import Sleeping
 
     # Four weights a cell, so that up to four replicas can share them out.
     size = max(1, round(job.cell_mib * 2**20 / 4 / 4))
@@ -124,6 +127,91 @@ def _prepared(job: Job, names: list[str]) -> tuple[Callable[[], float], float]:
     model.build((None, 1))
     mib = sum(exchanged_bytes(model).values()) / 2**20
     return train_step(model, rows, rows), mib
+
+
+_CHUNK = 2**16  # bytes
+
+
+class DelayedLinks:
+    """Relays, in a thread of their own.
+
+    Args:
+        seconds: How long a byte takes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def to(self, address: str) -> str:
+        """A new address, of this machine, that leads to another one."""
+        return self._run(self._relay(address))
+
+    def _run(self, work: Coroutine[Any, Any, str]) -> str:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _relay(self, address: str) -> str:
+        host, _, port = address.rpartition(":")
+
+        async def serve(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            try:
+                there, back = await asyncio.open_connection(host, int(port))
+            except OSError:
+                writer.close()
+                return
+            await asyncio.gather(
+                self._hand_on(reader, back), self._hand_on(there, writer)
+            )
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _hand_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Writes what it reads, later, until one of the ends closes."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def write() -> None:
+            while True:
+                due, data = await waiting.get()
+                await asyncio.sleep(due - self._loop.time())
+                if not data:
+                    writer.close()
+                    return
+                writer.write(data)
+
+        writing = asyncio.create_task(write())
+        data = b"-"
+        while data:
+            try:
+                data = await reader.read(_CHUNK)
+            except OSError:
+                data = b""
+            waiting.put_nowait((self._loop.time() + self._seconds, data))
+        await writing
+
+
+class DelayedCluster(controller.Cluster):
+    """Workers that are reached, and reach each other, over such links.
+
+    Args:
+        hosts: As those of `Cluster`.
+        num_devices: As those of `Cluster`.
+        seconds: How long each way takes.
+    """
+
+    def __init__(self, hosts: Hosts, num_devices: int, seconds: float) -> None:
+        self._delayed = DelayedLinks(seconds)
+        super().__init__(hosts, num_devices)
+
+    def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
+        super()._start_tensorflow(
+            {host: self._delayed.to(own) for host, own in addresses.items()}
+        )
 
 
 if __name__ == "__main__":

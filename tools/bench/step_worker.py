@@ -20,12 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tools.bench import memory_worker
 from tools.bench.peer_programs import protocol
-from tools.report import progress
+from tools.report import progress, spread, spread_values
 
 # A named tuple, of a module that runs it; see `command_of`.
 Job = TypeVar("Job", bound=Hashable)
@@ -113,11 +113,7 @@ class Worker:
         return lines[-1] if lines else self._last_line or "it says nothing"
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Sends a line; returns the answer.
-
-        Raises:
-            RuntimeError: If the process ends instead.
-        """
+        """Sends a line; returns the answer."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(question + "\n")
             self._process.stdin.flush()
@@ -161,17 +157,6 @@ def in_turns(jobs: Sequence[Job], rounds: int, what: str) -> dict[Job, Worker]:
 
     So that all of them see the same machine. All have ended afterwards, also
     after an error or Ctrl-C.
-
-    Args:
-        jobs: What to run; each once.
-        rounds: Steps that are counted; one before them is not.
-        what: Stands before the progress bars.
-
-    Returns:
-        What did the steps, and what it said.
-
-    Raises:
-        RuntimeError: If a job does not run.
     """
     workers: dict[Job, Worker] = {}
     try:
@@ -201,18 +186,7 @@ def _imports() -> dict[str, str]:
 
 
 def measure_memory(jobs: Sequence[Job], what: str) -> dict[Job, float]:
-    """Runs one job after the other; each does steps for its peak of memory.
-
-    Args:
-        jobs: What to run; each once.
-        what: Stands before the progress bar.
-
-    Returns:
-        MiB that a step takes above what the process rests at.
-
-    Raises:
-        RuntimeError: If a job does not run.
-    """
+    """Runs one job after the other; each does steps for its peak of memory."""
     found: dict[Job, float] = {}
     for job in progress(dict.fromkeys(jobs), f"measuring {what}"):
         environment = {**_imports(), **memory_worker.EXACT_MEMORY}
@@ -237,10 +211,6 @@ def answer(step: Callable[[], float], **facts: Any) -> None:
 
     Called by a worker. "mem" is asked for the memory of steps. Anything else
     ends it.
-
-    Args:
-        step: Does a step; returns its seconds.
-        facts: What else to say when it is ready.
     """
     protocol.respond(
         {"first_step": step(), **facts},
@@ -254,6 +224,16 @@ def answer(step: Callable[[], float], **facts: Any) -> None:
 def least_disturbed(steps: Sequence[Step], num_steps: int) -> list[Step]:
     """The steps during which other processes used the machine least."""
     return sorted(steps, key=lambda step: step.others)[:num_steps]
+
+
+def timed_row(job: Job, workers: Mapping[Job, Worker]) -> dict[str, Any]:
+    """Returns a job's fields, what its steps took, and what others took."""
+    steps = workers[job].steps
+    return {
+        **job._asdict(),
+        **spread_values("step_ms", spread([1000 * s.seconds for s in steps])),
+        "others": statistics.median(step.others for step in steps),
+    }
 
 
 def median(steps: Sequence[Step]) -> float:

@@ -25,38 +25,26 @@ from tfgpipe.commands import command_line
 from tools.bench.case_worker import Case
 from tools.bench.cases import Results, run_cases
 from tools.bench.gpu import define_run, machines
-from tools.report import Column, Report, Table
+from tools.flags import define
+from tools.report import Report, Table, columns
 
 FLAGS = command_line.new_flags()
 define_run(FLAGS, "bench_table1.jsonl", num_jobs=1)
-flags.DEFINE_boolean(
-    "gpu", False, "The paper's own sizes, on a GPU.", flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "rows",
-    None,
-    "Of a mini-batch. Default: those of the experiment.",
-    1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_boolean(
-    "compiled",
-    False,
-    "Whether XLA compiles, as it does by default on a GPU. That takes long.",
-    flag_values=FLAGS,
+define(
+    FLAGS,
+    gpu=(False, "The paper's own sizes, on a GPU."),
+    rows=(int, "Of a mini-batch. Default: those of the experiment."),
+    compiled=(
+        False,
+        "Whether XLA compiles, as is the default on a GPU. That takes long.",
+    ),
 )
 
-COLUMNS = [
-    Column("model", "model"),
-    Column("method", "method"),
-    Column("parameters", "parameters", ",d"),
-    Column("fits", "fits"),
-    Column("gib", "GiB"),
-    Column("plan_gib", "plan"),
-    Column("paper_gib", "paper", ".1f"),
-    Column("step_s", "step s", ".2f"),
-    Column("first_s", "first step s", ".0f"),
-]
+COLUMNS = columns(
+    "model | method | parameters: parameters: ,d | fits | gib: GiB | "
+    "plan_gib: plan | paper_gib: paper: .1f | step_s: step s: .2f | "
+    "first_s: first step s: .0f"
+)
 
 
 class Row(NamedTuple):

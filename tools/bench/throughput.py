@@ -17,67 +17,39 @@ from absl import flags
 
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
-from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS
-from tools.bench.step_worker import Worker, in_turns
-from tools.bench.throughput_worker import Job
-from tools.report import (
-    Column,
-    Report,
-    Table,
-    spread,
-    spread_columns,
-    spread_values,
-)
+from tools.bench.step_worker import Worker, in_turns, median, timed_row
+from tools.bench.training_worker import Job
+from tools.flags import define, new_flags
+from tools.report import Report, Table, columns
 
 FLAGS = new_flags(rounds=7)
-define_choices(
-    FLAGS, "model", ["transformer", "amoebanet"], MODELS, "What is trained."
-)
-define_numbers(FLAGS, "k", [1, 2], "Devices, a core each.")
-define_numbers(FLAGS, "m", [1, 4, 8, 16, 32], "Micro-batches.")
-flags.DEFINE_integer(
-    "batch_size",
-    None,
-    "Examples in a mini-batch. Default: 32, with convolutions 64.",
-    1,
-    flag_values=FLAGS,
-)
-define_choices(FLAGS, "schedule", ["gpipe"], SCHEDULES, "Schedules.")
-define_choices(
+define(
     FLAGS,
-    "remat",
-    ["always"],
-    REMAT,
-    "What is recomputed; with always, all configurations compute the same.",
-)
-define_choices(
-    FLAGS,
-    "jit_compile",
-    ["off"],
-    ["off", "on"],
-    "Whether XLA compiles each cell.",
-)
-flags.DEFINE_integer(
-    "chunks", 2, "Cells of a device, if interleaved.", 1, flag_values=FLAGS
+    model=(["transformer", "amoebanet"], "What is trained.", MODELS),
+    k=([1, 2], "Devices, a core each."),
+    m=([1, 4, 8, 16, 32], "Micro-batches."),
+    batch_size=(
+        int,
+        "Examples in a mini-batch. Default: 32, with convolutions 64.",
+    ),
+    schedule=(["gpipe"], "Schedules.", SCHEDULES),
+    remat=(
+        ["always"],
+        "What is recomputed; with always, all configurations compute the same.",
+        REMAT,
+    ),
+    jit_compile=(["off"], "Whether XLA compiles each cell.", ["off", "on"]),
+    chunks=(2, "Cells of a device, if interleaved."),
 )
 
-COLUMNS = [
-    Column("model", "model"),
-    Column("schedule", "schedule"),
-    Column("remat", "remat"),
-    Column("jit", "XLA"),
-    Column("k", "K"),
-    Column("m", "M"),
-    *spread_columns("step_ms", "step ms", ".0f"),
-    Column("examples_per_s", "examples/s", ".1f"),
-    Column("speedup", "speed-up", ".2f"),
-    Column("ideal", "ideal", ".2f"),
-    Column("fraction", "of ideal", ".0%"),
-    Column("speedup_same_m", "same M", ".2f"),
-    Column("fraction_same_m", "of ideal", ".0%"),
-    Column("others", "others", ".0%"),
-]
+COLUMNS = columns(
+    "model | schedule | remat | jit: XLA | k: K | m: M | "
+    "*step_ms: step ms: .0f | examples_per_s: examples/s: .1f | "
+    "speedup: speed-up: .2f | ideal: ideal: .2f | fraction: of ideal: .0% | "
+    "speedup_same_m: same M: .2f | fraction_same_m: of ideal: .0% | "
+    "others: others: .0%"
+)
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
@@ -124,12 +96,13 @@ def _jobs(values: flags.FlagValues, model: str) -> list[Job]:
     return [
         Job(
             model,
-            schedule,
-            remat,
+            "gpipe",
+            batch_size,
             k,
             m,
+            schedule,
+            remat,
             CHUNKS[schedule] or values.chunks,
-            batch_size,
             jit,
         )
         for jit in values.jit_compile
@@ -146,23 +119,14 @@ def _rows(jobs: list[Job], rounds: int) -> list[dict]:
 
 
 def _row(job: Job, workers: dict[Job, Worker]) -> dict:
-    def median(job: Job) -> float | None:
-        worker = workers.get(job)
-        return worker and spread([s.seconds for s in worker.steps]).median
-
-    steps = workers[job].steps
-    step = spread([s.seconds for s in steps])
+    row = timed_row(job, workers)
+    seconds = row["step_ms"] / 1000
     ideal = job.k * job.m / (job.m + job.k - 1)
-    row = {
-        **job._asdict(),
-        **spread_values("step_ms", step.times(1000)),
-        "examples_per_s": job.batch_size / step.median,
-        "ideal": ideal,
-        "others": spread([s.others for s in steps]).median,
-    }
+    row |= {"examples_per_s": job.batch_size / seconds, "ideal": ideal}
     one_cell = job._replace(k=1)  # compiled or not, as the job
     for suffix, base in (("", one_cell._replace(m=1)), ("_same_m", one_cell)):
-        if seconds := median(base):
-            row[f"speedup{suffix}"] = seconds / step.median
-            row[f"fraction{suffix}"] = seconds / step.median / ideal
+        if base in workers:
+            speedup = median(workers[base].steps) / seconds
+            row[f"speedup{suffix}"] = speedup
+            row[f"fraction{suffix}"] = speedup / ideal
     return row

@@ -13,27 +13,25 @@ import dataclasses
 from absl import flags
 
 import params
-from tools.report import Column, Table
+from tools.flags import define
+from tools.report import Table, columns
 from tools.results import runs
 from tools.results.outcome import Outcome, Picture, Series
 from tools.text import translation_scores as scores
 
 FLAGS = runs.new_flags()
 runs.define_translation(FLAGS)
-flags.DEFINE_integer(
-    "epochs", 12, "Times to go through the data.", 1, flag_values=FLAGS
+define(
+    FLAGS,
+    epochs=(12, "Times to go through the data."),
 )
 
 _NAMES = [f"mt.t_6_8192_16_batch_{size}_small" for size in ("260k", "1m", "4m")]
-_COLUMNS = [
-    Column("batch_size", "positions a batch", ","),
-    Column("num_micro_batches", "M"),
-    Column("num_steps", "steps", ","),
-    Column("minutes", "minutes", ".0f"),
-    Column("nll", "test NLL", ".3f"),
-    Column("bleu", "BLEU", ".1f"),
-    Column("chrf", "chrF", ".1f"),
-]
+_COLUMNS = columns(
+    "batch_size: positions a batch: , | num_micro_batches: M | "
+    "num_steps: steps: , | minutes: minutes: .0f | nll: test NLL: .3f | "
+    "bleu: BLEU: .1f | chrf: chrF: .1f"
+)
 
 
 def run(values: flags.FlagValues) -> Outcome:

@@ -11,7 +11,7 @@ import keras
 from absl import flags
 
 import params
-from tools.report import Column, Table
+from tools.report import Table, columns
 from tools.results import runs
 from tools.results.outcome import Outcome, Picture, Series
 from tools.train.trainer import Trainer
@@ -20,13 +20,10 @@ FLAGS = runs.new_flags()
 
 _EXPERIMENT = "image.amoebanet_d_fashion"
 _GOAL = 0.9
-_COLUMNS = [
-    Column("model", "model"),
-    Column("num_params", "parameters", ","),
-    Column("num_steps", "steps", ","),
-    Column("minutes", "minutes", ".0f"),
-    Column("accuracy", "test accuracy", ".2%"),
-]
+_COLUMNS = columns(
+    "model | num_params: parameters: , | num_steps: steps: , | "
+    "minutes: minutes: .0f | accuracy: test accuracy: .2%"
+)
 
 
 class PlainTrainer(Trainer):

@@ -9,28 +9,22 @@ from absl import flags
 
 import params
 from tools import kneser_ney
-from tools.report import Column, Table
+from tools.flags import define
+from tools.report import Table, columns
 from tools.results import runs
 from tools.results.outcome import Outcome, Picture, Series
 
 FLAGS = runs.new_flags()
-flags.DEFINE_integer(
-    "order",
-    5,
-    "Tokens of the n-gram model's longest n-gram.",
-    1,
-    flag_values=FLAGS,
+define(
+    FLAGS,
+    order=(5, "Tokens of the n-gram model's longest n-gram."),
 )
 
 _EXPERIMENT = "lm.austen"
-_COLUMNS = [
-    Column("model", "model"),
-    Column("size", "size"),
-    Column("num_steps", "steps", ","),
-    Column("minutes", "minutes", ".0f"),
-    Column("word_perplexity", "perplexity a word", ".1f"),
-    Column("perplexity", "a token", ".2f"),
-]
+_COLUMNS = columns(
+    "model | size | num_steps: steps: , | minutes: minutes: .0f | "
+    "word_perplexity: perplexity a word: .1f | perplexity: a token: .2f"
+)
 
 
 def run(values: flags.FlagValues) -> Outcome:

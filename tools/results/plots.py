@@ -44,13 +44,7 @@ _STYLES = (
 
 
 def save(picture: Picture, suffix: str, path: pathlib.Path) -> None:
-    """Draws into a file.
-
-    Args:
-        picture: What to draw.
-        suffix: To be added to the title.
-        path: A ".png" file.
-    """
+    """Draws into a file."""
     with matplotlib.style.context(["default", _SETTINGS]):
         made = figure(picture, suffix)
         # A version would make equal pictures differ.
@@ -59,12 +53,7 @@ def save(picture: Picture, suffix: str, path: pathlib.Path) -> None:
 
 
 def figure(picture: Picture, suffix: str = "") -> Figure:
-    """Draws.
-
-    Args:
-        picture: What to draw.
-        suffix: To be added to the title.
-    """
+    """Draws."""
     made = Figure(_SIZE, layout="constrained")
     FigureCanvasAgg(made)
     axes = made.add_subplot()
@@ -99,13 +88,7 @@ def figure(picture: Picture, suffix: str = "") -> Figure:
 
 
 def _draw_dots(axes: Axes, columns: Sequence[Series], style: str) -> None:
-    """A column of dots for each series, side by side, with its mean.
-
-    Args:
-        axes: Where to draw.
-        columns: The series.
-        style: Format of a mean.
-    """
+    """A column of dots for each series, side by side, with its mean."""
     for place, series in enumerate(columns):
         color, marker, _ = _STYLES[place % len(_STYLES)]
         # A little apart, so that equal ones are seen.

@@ -22,12 +22,13 @@ from params import Experiment
 from tfgpipe.commands import command_line
 from tfgpipe.devices import local
 from tfgpipe.files import write_text
+from tools.flags import define
 from tools.report import define_format
 from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
 from tools.text.translator import Translator, define_search
-from tools.train import event_log, trained_run
-from tools.train.monitor import Monitor
+from tools.train import trained_run
+from tools.train.monitor import Monitor, read_log
 from tools.train.trainer import Trainer
 
 _FINISHED = "results.json"
@@ -76,27 +77,22 @@ def new_flags() -> flags.FlagValues:
     """The flags that every row of the results has."""
     values = command_line.new_flags()
     define_format(values)
-    flags.DEFINE_string(
-        "runs_dir",
-        "runs",
-        "Folder for the training runs. Those that are finished are not done "
-        "again.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "steps",
-        None,
-        "Try it: mini-batches of each run, instead of all. These runs have "
-        "folders of their own.",
-        1,
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "output",
-        None,
-        "Folder for the picture and the numbers. Default: docs; with --steps, "
-        "that of --runs_dir.",
-        flag_values=values,
+    define(
+        values,
+        runs_dir=(
+            "runs",
+            "Folder for the training runs. Finished ones are not done again.",
+        ),
+        steps=(
+            int,
+            "Try it: mini-batches of each run, instead of all. These runs have "
+            "folders of their own.",
+        ),
+        output=(
+            str,
+            "Folder for the picture and the numbers. Default: docs; with "
+            "--steps, --runs_dir.",
+        ),
     )
     return values
 
@@ -104,21 +100,17 @@ def new_flags() -> flags.FlagValues:
 def define_translation(values: flags.FlagValues) -> None:
     """Defines how test pairs are translated."""
     define_search(values)
-    flags.DEFINE_integer(
-        "max_pairs",
-        None,
-        "Most test pairs of a language to translate. Default: all.",
-        1,
-        flag_values=values,
+    define(
+        values,
+        max_pairs=(
+            int,
+            "Most test pairs of a language to translate. Default: all.",
+        ),
     )
 
 
 def prepare_devices(num_partitions: int) -> None:
-    """Splits the CPU into enough devices, where there is no accelerator.
-
-    Args:
-        num_partitions: The most cells of any run of this process.
-    """
+    """Splits the CPU into enough devices, where there is no accelerator."""
     if num_partitions > 1 and not local.has_accelerator():
         local.split_cpu(num_partitions)
 
@@ -132,22 +124,7 @@ def finish(
     maker: type[Trainer] = Trainer,
     num_tests: int = 10,
 ) -> Finished:
-    """Trains to the end, from wherever an earlier call has stopped.
-
-    Args:
-        experiment: What to train.
-        values: Parsed flags of `new_flags`.
-        name: Of the run's folder. Defaults to that of the experiment.
-        initial_model: As for `Trainer`.
-        maker: The class of the trainer.
-        num_tests: Tests during a whole run, before that at its end.
-
-    Returns:
-        What came out.
-
-    Raises:
-        ValueError: If the folder holds another run.
-    """
+    """Trains to the end, from wherever an earlier call has stopped."""
     folder = pathlib.Path(values.runs_dir) / (name or experiment.name)
     if values.steps:
         folder = folder.with_name(f"{folder.name}_{values.steps}_steps")
@@ -176,15 +153,9 @@ def finish(
 def _train(
     trainer: Trainer, folder: pathlib.Path, num_tests: int
 ) -> dict[str, Any]:
-    """Trains, tests and exports; what is printed goes to the standard error.
-
-    Args:
-        trainer: The run.
-        folder: Where it is kept.
-        num_tests: Tests before that at the end.
-    """
+    """Trains, tests and exports; what is printed goes to the standard error."""
     every = max(1, trainer.num_steps // num_tests) if num_tests else None
-    monitor = Monitor.of(trainer, folder / "tensorboard", evaluate_every=every)
+    monitor = Monitor(trainer, folder / "tensorboard", evaluate_every=every)
     with contextlib.redirect_stdout(sys.stderr):
         print(f"\n{folder}: {trainer.num_steps} steps", flush=True)
         with _adding_time(folder / _TIME):
@@ -227,7 +198,7 @@ def _curves(
     folder: pathlib.Path, num_steps: int, results: dict[str, float]
 ) -> dict[str, Curve]:
     """Test results during a run, and at its end."""
-    found = event_log.read(folder / "tensorboard")
+    found = read_log(folder / "tensorboard")
     curves = {name: dict(found.get(_TEST + name, [])) for name in results}
     return {
         name: sorted((curve | {num_steps: results[name]}).items())
@@ -236,12 +207,7 @@ def _curves(
 
 
 def translated(run: Finished, values: flags.FlagValues) -> list[Translated]:
-    """The test pairs and their translations, which are kept too.
-
-    Args:
-        run: A run on pairs of sentences.
-        values: Parsed flags, of `define_translation` as well.
-    """
+    """The test pairs and their translations, which are kept too."""
     settings = {
         "beam_size": values.beam_size,
         "length_penalty": values.length_penalty,

@@ -13,25 +13,26 @@ import dataclasses
 from absl import flags
 
 import params
-from tools.report import Column, Table, progress
+from tools.flags import define
+from tools.report import Table, columns, progress
 from tools.results import runs
 from tools.results.outcome import Outcome, Picture, Series
 
 FLAGS = runs.new_flags()
-flags.DEFINE_integer("num_runs", 5, "Runs of each kind.", 1, flag_values=FLAGS)
+define(
+    FLAGS,
+    num_runs=(5, "Runs of each kind."),
+)
 
 _PRETRAINED = "image.transfer_pretrain"
 _KINDS = {
     "fine-tuned": "image.transfer_finetune",
     "from scratch": "image.transfer_scratch",
 }
-_COLUMNS = [
-    Column("kind", "weights"),
-    Column("num_runs", "runs"),
-    Column("mean", "mean accuracy", ".1%"),
-    Column("lowest", "lowest", ".1%"),
-    Column("highest", "highest", ".1%"),
-]
+_COLUMNS = columns(
+    "kind: weights | num_runs: runs | mean: mean accuracy: .1% | "
+    "lowest: lowest: .1% | highest: highest: .1%"
+)
 
 
 def run(values: flags.FlagValues) -> Outcome:

@@ -13,7 +13,7 @@ from absl import flags
 
 import params
 from tools.evaluate import GROUP_COLUMNS, SCORE_COLUMNS
-from tools.report import Column, Table
+from tools.report import Column, Table, columns
 from tools.results import runs
 from tools.results.outcome import Outcome, Picture, Series
 from tools.text import translation_scores as scores
@@ -23,14 +23,11 @@ runs.define_translation(FLAGS)
 
 _SHAPES = ("shallow", "deep", "wide")
 _LANGUAGES = ("es", "de", "vi", "hi", "so")
-_MODEL_COLUMNS = [
-    Column("model", "model"),
-    Column("num_params", "parameters", ","),
-    Column("num_steps", "steps", ","),
-    Column("minutes", "minutes", ".0f"),
-    Column("nll", "test NLL", ".3f"),
-    Column("perplexity", "perplexity a token", ".2f"),
-]
+_MODEL_COLUMNS = columns(
+    "model | num_params: parameters: , | num_steps: steps: , | "
+    "minutes: minutes: .0f | nll: test NLL: .3f | "
+    "perplexity: perplexity a token: .2f"
+)
 
 
 def run(values: flags.FlagValues) -> Outcome:

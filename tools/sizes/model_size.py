@@ -76,19 +76,7 @@ def predicted(
     num_replicas: int = 1,
     machine: Machine | None = None,
 ) -> tuple[list[LayerSize], Prediction]:
-    """What an experiment's layers need, and what its settings come to.
-
-    Args:
-        experiment: With K, its `num_partitions`.
-        num_devices: Devices of a replica, for "interleaved", by default one
-            for each cell; for other schedules it is known.
-        num_replicas: R, the pipelines that share a mini-batch.
-        machine: For seconds; without it they mean nothing.
-
-    Raises:
-        ValueError: If there are more cells than layers, K is no multiple of
-            the devices, or the cut is not one of these layers.
-    """
+    """What an experiment's layers need, and what its settings come to."""
     with doing("counting what each device needs"):
         model = sized(experiment)
         setting = _setting(experiment, model, num_devices, num_replicas)

@@ -15,10 +15,7 @@ _GIB = 2**30
 def print_device_sizes(
     experiment: Experiment, num_devices: int | None, num_replicas: int
 ) -> None:
-    """Prints a table of a replica's devices, one line each, in GiB.
-
-    Args: as of `predicted`.
-    """
+    """Prints a table of a replica's devices, one line each, in GiB."""
     sizes, prediction = predicted(experiment, num_devices, num_replicas)
     setting = prediction.setting
     flops = sum(size.flops for size in sizes)

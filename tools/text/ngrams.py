@@ -80,15 +80,7 @@ class NGrams:
         return [int((level.counts > 0).sum()) for level in self._levels]
 
     def log_probs(self, sequences: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Log-probabilities of every token of some sequences.
-
-        Args:
-            sequences: Tokens, known or not.
-
-        Returns:
-            For each sequence an array (tokens + 1,), in nats; the last one is
-            that of `END`.
-        """
+        """Log-probabilities of every token of some sequences."""
         if not sequences:
             return []
         words = self._stream(sequences)
@@ -165,13 +157,7 @@ class _Level:
     def interpolated(
         self, contexts: np.ndarray, ids: np.ndarray, lower: np.ndarray
     ) -> np.ndarray:
-        """Probabilities p(w | h), from p(w | h').
-
-        Args:
-            contexts: Ids of h, or -1: (positions,).
-            ids: Ids of h w, or -1.
-            lower: p(w | h').
-        """
+        """Probabilities p(w | h), from p(w | h')."""
         totals = self._totals[contexts]
         counts = np.where(ids >= 0, self.counts[ids], 0)
         own = (counts - self._discount(counts)) / np.maximum(totals, 1)
@@ -188,12 +174,6 @@ def discounts(counts: np.ndarray) -> np.ndarray:
 
     Where a text is so small that one of n_1 to n_4 is 0, or a discount is not
     between 0 and its count, the discounts are 0.5, 1 and 1.5.
-
-    Args:
-        counts: Of all n-grams of one length.
-
-    Returns:
-        (4,), the first 0.
     """
     n = [np.count_nonzero(counts == i) for i in range(5)]
     if not all(n[1:]):

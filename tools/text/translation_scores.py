@@ -61,15 +61,7 @@ def translate_test(
     to_english: bool,
     max_pairs: int | None = None,
 ) -> list[Translated]:
-    """Translates the test pairs, with a progress bar.
-
-    Args:
-        source: Where they are from.
-        translator: What translates.
-        to_english: Whether English is the target.
-        max_pairs: Most pairs of a language, spread over all it has; `None`
-            for all.
-    """
+    """Translates the test pairs, with a progress bar."""
     by_language = defaultdict(list)
     for pair in source.examples("test"):
         by_language[pair.language].append(pair)
@@ -109,12 +101,6 @@ def _spread(pairs: Sequence[Pair], most: int | None) -> list[Pair]:
 def groups(sizes: Mapping[str, int]) -> list[Group]:
     """Languages by their number of training pairs, from scarce to rich.
 
-    Args:
-        sizes: Training pairs by language.
-
-    Returns:
-        The groups that are not empty.
-
     Example:
 
     >>> groups({"es": 22120, "so": 900, "ny": 19})
@@ -138,16 +124,7 @@ def group_rows(
     sizes: Mapping[str, int],
     to_english: bool,
 ) -> list[dict[str, Any]]:
-    """Scores by group, then of all languages together.
-
-    Args:
-        translated: Test pairs of any of the languages.
-        sizes: Training pairs by language.
-        to_english: Whether English is the target.
-
-    Returns:
-        Rows of a table.
-    """
+    """Scores by group, then of all languages together."""
     every = [*groups(sizes), Group("all", tuple(sizes))]
     if len(every) == 2:  # one group, which is all
         del every[0]
@@ -172,14 +149,7 @@ def language_rows(
     to_english: bool,
     only: Iterable[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Scores by language, the one with most training pairs first.
-
-    Args:
-        translated: As for `group_rows`.
-        sizes: As for `group_rows`.
-        to_english: As for `group_rows`.
-        only: Languages; `None` for those with 1,000 training pairs or more.
-    """
+    """Scores by language, the one with most training pairs first."""
     if only is None:
         only = [name for name, size in sizes.items() if size >= _LEAST_PAIRS]
     by_language = defaultdict(list)
@@ -199,19 +169,7 @@ def language_rows(
 def score(
     translated: Sequence[Translated], to_english: bool
 ) -> dict[str, float]:
-    """BLEU and chrF of some pairs, as of one text.
-
-    Args:
-        translated: At least one pair.
-        to_english: Whether English is the target. Other languages that are
-            written without spaces count characters, not words.
-
-    Returns:
-        "test_pairs", "bleu" and "chrf", both from 0 to 100.
-
-    Raises:
-        ImportError: If sacrebleu is not installed.
-    """
+    """BLEU and chrF of some pairs, as of one text."""
     metrics = sacrebleu().metrics
     cutters = {
         is_char: metrics.BLEU(tokenize="char" if is_char else "13a").tokenizer

@@ -6,26 +6,24 @@ import numpy as np
 from absl import flags
 
 from models.beam_search import BeamSearch
+from tools.flags import define
 from tools.train.trained_run import TrainedRun
 
 
 def define_search(values: flags.FlagValues) -> None:
     """Defines the flags of a beam search."""
-    flags.DEFINE_integer(
-        "beam_size",
-        4,
-        "Beginnings of translations to keep; 1 takes the most likely token "
-        "each time.",
-        1,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "length_penalty",
-        0.6,
-        "Exponent of the length penalty; larger ones favour longer "
-        "translations.",
-        0.0,
-        flag_values=values,
+    define(
+        values,
+        beam_size=(
+            4,
+            "Beginnings of translations to keep; 1 takes the most likely token "
+            "each time.",
+        ),
+        length_penalty=(
+            0.6,
+            "Exponent of the length penalty; larger ones favour longer "
+            "translations.",
+        ),
     )
 
 
@@ -52,15 +50,7 @@ class Translator:
         )
 
     def encode(self, texts: Sequence[str], language: str) -> np.ndarray:
-        """What the model reads, without columns of padding alone.
-
-        Args:
-            texts: What to translate, at least one.
-            language: The language besides English.
-
-        Returns:
-            Token ids (texts, length), int32.
-        """
+        """What the model reads, without columns of padding alone."""
         ids = self._source.encode(texts, language)
         width = np.flatnonzero(ids.any(axis=0))[-1] + 1
         return ids[:, :width]

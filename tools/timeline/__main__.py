@@ -30,57 +30,43 @@ from tfgpipe.files import write_text
 from tfgpipe.monitor import chrome_trace
 from tfgpipe.schedules import KINDS, REMAT, SCHEDULES
 from tfgpipe.timeline import Event
+from tools.flags import define
 from tools.report import (
-    Column,
     Report,
     Table,
+    columns,
     environment,
     spread,
-    spread_columns,
     spread_values,
 )
 from tools.timeline import runs
 from tools.timeline.runs import Run
 
 FLAGS = command_line.new_flags()
-flags.DEFINE_integer("k", None, "Devices. Default: 4.", 1, flag_values=FLAGS)
-flags.DEFINE_integer(
-    "m", None, "Micro-batches. Default: 8.", 1, flag_values=FLAGS
-)
-flags.DEFINE_enum(
-    "schedule",
-    None,
-    list(SCHEDULES),
-    "Order of the tasks on each device. Default: gpipe.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_enum(
-    "remat",
-    None,
-    list(REMAT),
-    "What the backward pass recomputes. Default: except_last.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "num_chunks",
-    None,
-    "Cells of a device, if interleaved. Default: 2.",
-    1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_float(
-    "forward_ms",
-    None,
-    "Milliseconds of a cell's forward task. Default: 20.",
-    0.01,
-    flag_values=FLAGS,
-)
-flags.DEFINE_string(
-    "params",
-    None,
-    "An experiment to run instead of waiting cells; see tools.train --list. "
-    "What is not given is as it says.",
-    flag_values=FLAGS,
+define(
+    FLAGS,
+    k=(int, "Devices. Default: 4."),
+    m=(int, "Micro-batches. Default: 8."),
+    schedule=(
+        str,
+        "Order of the tasks on each device. Default: gpipe.",
+        SCHEDULES,
+    ),
+    remat=(
+        str,
+        "What the backward pass recomputes. Default: except_last.",
+        REMAT,
+    ),
+    num_chunks=(int, "Cells of a device, if interleaved. Default: 2."),
+    forward_ms=(
+        float,
+        "Milliseconds of a cell's forward task. Default: 20.",
+        0.01,
+    ),
+    params=(
+        str,
+        "An experiment to run instead of waiting cells, by its name.",
+    ),
 )
 flags.DEFINE_multi_string(
     "set",
@@ -88,21 +74,18 @@ flags.DEFINE_multi_string(
     "Another field of the experiment: --set=batch_size=32.",
     flag_values=FLAGS,
 )
-flags.DEFINE_boolean(
-    "simulate", False, "Draw the schedule, run nothing.", flag_values=FLAGS
-)
-flags.DEFINE_string(
-    "output",
-    "timeline",
-    "How the names of the files begin, or a folder for them. Empty: no files.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_enum(
-    "format",
-    "text",
-    ["text", "json", "csv"],
-    "How to print the numbers; the tasks come with text only.",
-    flag_values=FLAGS,
+define(
+    FLAGS,
+    simulate=(False, "Draw the schedule, run nothing."),
+    output=(
+        "timeline",
+        "How the files' names begin, or a folder for them. Empty: no files.",
+    ),
+    format=(
+        "text",
+        "How to print the numbers; the tasks come with text only.",
+        ["text", "json", "csv"],
+    ),
 )
 
 
@@ -184,22 +167,12 @@ def _sentence(run: Run, events: list[Event], ideal: list[Event]) -> str:
 
 
 # ------------------------------------------------------------------- numbers
-_STEP_COLUMNS = [
-    Column("schedule", "schedule"),
-    Column("remat", "remat"),
-    Column("k", "K"),
-    Column("m", "M"),
-    Column("length_ms", "tasks ms", ".1f"),
-    Column("ideal_ms", "ideal ms", ".1f"),
-    Column("ratio", "ratio", ".3f"),
-    Column("bubble", "bubble", ".1%"),
-    Column("ideal_bubble", "ideal bubble", ".1%"),
-]
-_TASK_COLUMNS = [
-    Column("kind", "task"),
-    Column("count", "count"),
-    *spread_columns("ms", "ms", ".2f"),
-]
+_STEP_COLUMNS = columns(
+    "schedule | remat | k: K | m: M | length_ms: tasks ms: .1f | "
+    "ideal_ms: ideal ms: .1f | ratio: ratio: .3f | bubble: bubble: .1% | "
+    "ideal_bubble: ideal bubble: .1%"
+)
+_TASK_COLUMNS = columns("kind: task | count | *ms: ms: .2f")
 
 
 def _print(

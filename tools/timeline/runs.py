@@ -15,7 +15,7 @@ from tfgpipe.devices import local
 from tfgpipe.schedules import CHUNKS, Op
 from tfgpipe.timeline import Event
 from tools.bench import efficiency
-from tools.bench.timed_layers import durations
+from tools.bench.waiting_layers import durations
 from tools.train import trainer
 
 
@@ -66,12 +66,7 @@ def mean_durations(events: list[Event]) -> Callable[[Op], float]:
 
 
 def prepare(values: flags.FlagValues) -> Run:
-    """Makes what the flags ask for.
-
-    Raises:
-        BadFlags: If they do not go together.
-        ValueError: If the experiment or the pipeline refuses them.
-    """
+    """Makes what the flags ask for."""
     if values.params is None:
         if values.set:
             raise BadFlags("--set changes an experiment: it needs --params.")

@@ -43,11 +43,7 @@ def program(argv: list[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code, one of `ends.Code`.
-    """
+    """Runs the command line."""
     try:
         return _main(argv)
     except KeyboardInterrupt:
@@ -139,9 +135,10 @@ def _run(
     if FLAGS.pipeline_monitor:
         callbacks.append(PipelineMonitor(log_dir=_log_dir()))
     try:
-        return _finish(
-            trainer, [*callbacks, _monitor(trainer)], snapshot, names
+        callbacks.append(
+            Monitor(trainer, _log_dir(), FLAGS.evaluate_every, _say_every())
         )
+        return _finish(trainer, callbacks, snapshot, names)
     except OSError as error:
         print(f"\ntools.train: {error}\n{_how_to_go_on()}", file=sys.stderr)
         return Code.FILES
@@ -238,16 +235,6 @@ def _how_to_go_on() -> str:
     return "The same command goes on from the last checkpoint, if there is one."
 
 
-def _monitor(trainer: Trainer) -> Monitor:
-    """What measures and tests during the run."""
-    return Monitor.of(
-        trainer,
-        _log_dir(),
-        evaluate_every=FLAGS.evaluate_every,
-        say_every=_say_every(),
-    )
-
-
 def _log_dir() -> pathlib.Path | None:
     """For TensorBoard."""
     if not FLAGS.tensorboard:
@@ -313,7 +300,7 @@ def _compare(
         skip_outliers=FLAGS.skip_outliers,
     )
     again = comparison.Snapshot(snapshot.step)
-    lines = Monitor.of(trainer, None, say_every=_say_every())
+    lines = Monitor(trainer, None, say_every=_say_every())
     _train(trainer, snapshot.step, [again, lines])
     result = comparison.difference(snapshot.weights, again.weights)
     took = [_took(experiment, snapshot), _took(other, again)]
@@ -328,23 +315,16 @@ def _compare(
 
 def _took(
     experiment: Experiment, snapshot: comparison.Snapshot
-) -> comparison.Took:
+) -> tuple[int, float, list[int]]:
     _, prediction = predicted(
         experiment, placement.of_dry_run(experiment), FLAGS.num_replicas
     )
-    return comparison.Took(
-        experiment.num_partitions,
-        snapshot.seconds,
-        [memory.total for memory in prediction.memory],
-    )
+    held = [memory.total for memory in prediction.memory]
+    return experiment.num_partitions, snapshot.seconds, held
 
 
 def parsed(argv: Sequence[str]) -> list[str]:
-    """Parses the flags; returns the program and what is no flag.
-
-    Raises:
-        SystemExit: With code 2 for flags that are wrong, or 0 after --help.
-    """
+    """Parses the flags; returns the program and what is no flag."""
     try:
         return FLAGS(list(argv))
     except flags.Error as error:

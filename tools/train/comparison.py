@@ -1,6 +1,5 @@
 """Compares the weights of two runs bit by bit, and what they took."""
 
-import dataclasses
 import itertools
 import math
 import statistics
@@ -11,11 +10,10 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from tools.report import Column, Table
+from tools.report import Column, Table, columns
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """How two lists of arrays differ.
 
     Attributes:
@@ -43,34 +41,14 @@ class Difference:
 def difference(
     first: Sequence[np.ndarray], second: Sequence[np.ndarray]
 ) -> Difference:
-    """Compares two lists of arrays.
-
-    Args:
-        first: Arrays of floats or integers.
-        second: As many, of the same shapes and dtypes.
-
-    Returns:
-        What differs.
-
-    Raises:
-        ValueError: If the lists do not correspond.
-    """
-    kinds = [
-        [(a.shape, a.dtype.name) for a in arrays] for arrays in (first, second)
-    ]
-    if kinds[0] != kinds[1]:
-        raise ValueError(
-            "`first` and `second` must have the same shapes and dtypes. "
-            f"Received: {kinds[0]} and {kinds[1]}."
-        )
-    num_different, largest = 0, 0.0
-    for a, b in zip(first, second, strict=True):
-        num_different += np.count_nonzero(_bits(a) != _bits(b))
-        if a.size:
-            change = np.abs(a.astype(np.float64) - b.astype(np.float64))
-            largest = float(np.maximum(largest, change.max()))
+    """Compares two lists of arrays of the same shapes and dtypes."""
+    pairs = list(zip(first, second, strict=True))
+    changes = [np.abs(a - b.astype(np.float64)) for a, b in pairs]
     return Difference(
-        len(first), sum(a.size for a in first), num_different, largest
+        len(pairs),
+        sum(a.size for a in first),
+        sum(int(np.count_nonzero(_bits(a) != _bits(b))) for a, b in pairs),
+        max(float(change.max(initial=0)) for change in changes),
     )
 
 
@@ -87,7 +65,6 @@ class Snapshot(keras.callbacks.Callback):
 
     Attributes:
         weights: The copy; `None` before that step.
-        seconds: The median of what steps take, but for the first; NaN of one.
     """
 
     def __init__(self, step: int, first_step: int = 0) -> None:
@@ -99,12 +76,10 @@ class Snapshot(keras.callbacks.Callback):
 
     @property
     def seconds(self) -> float:
-        """See the class."""
-        if len(self._ends) < 2:
-            return math.nan
-        return statistics.median(
-            end - start for start, end in itertools.pairwise(self._ends)
-        )
+        """The median of what steps take, but for the first; NaN of one."""
+        pairs = itertools.pairwise(self._ends)
+        taken = [end - start for start, end in pairs]
+        return statistics.median(taken or [math.nan])
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Counts, and copies when it is time."""
@@ -114,34 +89,19 @@ class Snapshot(keras.callbacks.Callback):
             self.weights = self.model.get_weights()
 
 
-class Took(NamedTuple):
-    """What a run took.
-
-    Attributes:
-        num_partitions: K.
-        seconds: See `Snapshot`.
-        memory: Bytes of each device at the peak, as predicted.
-    """
-
-    num_partitions: int
-    seconds: float
-    memory: Sequence[int]
-
-
-def table(runs: Sequence[Took]) -> Table:
-    """What runs took, a row each."""
-    most = range(max(len(run.memory) for run in runs))
+def table(runs: Sequence[tuple[int, float, Sequence[int]]]) -> Table:
+    """Makes a row of each run: K, seconds, and bytes of each device."""
+    most = range(max(len(memory) for _, _, memory in runs))
     return Table(
         "runs",
         "A step of each run; the memory of devices is predicted",
         [
-            Column("num_partitions", "K"),
-            Column("seconds", "seconds", ".3f"),
+            *columns("num_partitions: K | seconds: seconds: .3f"),
             *(Column(f"device_{i}", f"device {i}, MiB", ",.1f") for i in most),
         ],
         [
-            {"num_partitions": run.num_partitions, "seconds": run.seconds}
-            | {f"device_{i}": b / 2**20 for i, b in enumerate(run.memory)}
-            for run in runs
+            {"num_partitions": k, "seconds": seconds}
+            | {f"device_{i}": b / 2**20 for i, b in enumerate(memory)}
+            for k, seconds, memory in runs
         ],
     )

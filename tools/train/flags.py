@@ -6,150 +6,129 @@ from absl import flags
 
 import params
 from params import Experiment, registry
+from tools.flags import define
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
-flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
-flags.DEFINE_boolean(
-    "dry_run",
-    False,
-    "Print what each device would hold, and stop; nothing is allocated.",
+define(
+    FLAGS,
+    params=(str, "Name of the experiment; see --list."),
+    list=(False, "Print all experiments and stop."),
+    dry_run=(
+        False,
+        "Print what each device would hold, and stop; nothing is allocated.",
+    ),
+    check=(
+        False,
+        "Compare a step on the first mini-batch with plain Keras, layer by "
+        "layer, and stop; with exit code 1 if anything differs that is not "
+        "documented.",
+    ),
+    plan=(
+        str,
+        "Choose cells, micro-batches, schedule, remat and cut: those that are "
+        "predicted to be fastest on this machine, such as v100. See "
+        "tools.plan.",
+    ),
+    num_partitions=(int, "K, the number of cells."),
+    num_replicas=(1, "R, pipelines that share every mini-batch."),
+    num_micro_batches=(
+        int,
+        "M, the micro-batches of a mini-batch; with replicas, of each replica.",
+    ),
+    schedule=(str, "Order of the tasks on each device."),
+    remat=(str, "What the backward pass recomputes."),
+    batch_size=(int, "Examples in a mini-batch."),
+    epochs=(
+        int,
+        "Times to go through the data. More make a finished run longer.",
+    ),
+    steps=(int, "Mini-batches, instead of --epochs."),
+    seed=(int, "Of initial weights and data order.", 0),
 )
-flags.DEFINE_boolean(
-    "check",
-    False,
-    "Compare a step on the first mini-batch with plain Keras, layer by layer, "
-    "and stop; with exit code 1 if anything differs that is not documented.",
-)
-flags.DEFINE_string(
-    "plan",
-    None,
-    "Choose cells, micro-batches, schedule, remat and cut: those that are "
-    "predicted to be fastest on this machine, such as v100. See tools.plan.",
-)
-flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
-flags.DEFINE_integer(
-    "num_replicas", 1, "R, pipelines that share every mini-batch.", 1
-)
-flags.DEFINE_integer(
-    "num_micro_batches",
-    None,
-    "M, the micro-batches of a mini-batch; with replicas, of each replica.",
-    1,
-)
-flags.DEFINE_string("schedule", None, "Order of the tasks on each device.")
-flags.DEFINE_string("remat", None, "What the backward pass recomputes.")
-flags.DEFINE_integer("batch_size", None, "Examples in a mini-batch.", 1)
-flags.DEFINE_integer(
-    "epochs",
-    None,
-    "Times to go through the data. More make a finished run longer.",
-    1,
-)
-flags.DEFINE_integer("steps", None, "Mini-batches, instead of --epochs.", 1)
-flags.DEFINE_integer("seed", None, "Of initial weights and data order.", 0)
 flags.DEFINE_multi_string(
     "set", [], "Another field: --set=model.num_filters=64. Repeatable."
 )
-flags.DEFINE_string(
-    "train_dir", None, "Folder for checkpoints and final.keras."
-)
-flags.DEFINE_boolean(
-    "skip_nonfinite",
-    True,
-    "Skip mini-batches with a loss or a gradient that is not finite; ten in a "
-    "row end the run, with exit code 4.",
-)
-flags.DEFINE_float(
-    "skip_outliers",
-    None,
-    "Skip mini-batches, too, that are so many times as far above the median of "
-    "the last ones as their 90% quantile is: 10, say. Default: none.",
-)
-flags.DEFINE_integer(
-    "checkpoint_every",
-    None,
-    "Steps from one checkpoint to the next. Default: one after every epoch.",
-    1,
-)
-flags.DEFINE_boolean(
-    "shared_train_dir",
-    False,
-    "With --workers or --tpu: all hosts have the --train_dir in common, and "
-    "each writes what it has. If not, this process writes it all.",
-)
-flags.DEFINE_integer(
-    "evaluate_every",
-    None,
-    "Steps from one test to the next. Default: one at the end.",
-    1,
-)
-flags.DEFINE_boolean(
-    "tensorboard",
-    False,
-    "Write loss, speed, bubble and memory to TRAIN_DIR/tensorboard.",
-)
-flags.DEFINE_boolean(
-    "pipeline_monitor",
-    False,
-    "Measure a step an epoch: bubble, slowest cell, and what would help.",
-)
-flags.DEFINE_string(
-    "initial_model",
-    None,
-    "The final.keras to start from, for experiments that start from another.",
-)
-flags.DEFINE_integer(
-    "num_virtual_devices",
-    None,
-    "Split the CPU into so many devices; interleaved cells share them. "
-    "Default: where there is no accelerator, a device for each cell.",
-    1,
-)
-flags.DEFINE_integer(
-    "compare_num_partitions",
-    None,
-    "Train a second time with so many cells, compare the weights, and exit "
-    "with 1 if any bit differs.",
-    1,
-)
-flags.DEFINE_integer(
-    "cores_per_device",
-    None,
-    "Keep the run to so many cores of the CPU for each of its devices, as if "
-    "there were no others. Linux only. Default: devices share all cores.",
-    1,
-)
-flags.DEFINE_integer(
-    "compare_steps", None, "Compare after so many steps. Default: all.", 1
-)
-flags.DEFINE_string(
-    "workers",
-    None,
-    "Hosts with the devices, host:port,host:port; on each of them runs "
-    "`tfgpipe worker`. Instead, TF_CONFIG may name the hosts of a cluster that "
-    "all run this command.",
-)
-flags.DEFINE_boolean(
-    "allow_any_host",
-    False,
-    "Let any host use TensorFlow's port, and not those of the run alone.",
-)
-flags.DEFINE_string(
-    "secret_file",
-    None,
-    "What only the hosts of this run know; the same file on all. Default: "
-    "~/.config/tfgpipe/secret.",
-)
-flags.DEFINE_string(
-    "tpu",
-    None,
-    'The TPU with the devices: "local" on a TPU VM; else its name, or the '
-    "address of its first host, grpc://host:port.",
-)
-flags.DEFINE_float(
-    "connect_timeout", 60.0, "Seconds to wait for other hosts, or a TPU.", 1.0
+define(
+    FLAGS,
+    train_dir=(str, "Folder for checkpoints and final.keras."),
+    skip_nonfinite=(
+        True,
+        "Skip mini-batches with a loss or a gradient that is not finite; ten "
+        "in a row end the run, with exit code 4.",
+    ),
+    skip_outliers=(
+        float,
+        "Skip mini-batches, too, that are so many times as far above the "
+        "median of the last ones as their 90% quantile is: 10, say. Default: "
+        "none.",
+        None,
+    ),
+    checkpoint_every=(
+        int,
+        "Steps from one checkpoint to the next. Default: one after every "
+        "epoch.",
+    ),
+    shared_train_dir=(
+        False,
+        "With --workers or --tpu: all hosts have the --train_dir in common, "
+        "and each writes what it has. If not, this process writes it all.",
+    ),
+    evaluate_every=(
+        int,
+        "Steps from one test to the next. Default: one at the end.",
+    ),
+    tensorboard=(
+        False,
+        "Write losses, learning rate and tests to TRAIN_DIR/tensorboard.",
+    ),
+    pipeline_monitor=(
+        False,
+        "Measure a step an epoch: bubble, slowest cell, and what would help.",
+    ),
+    initial_model=(
+        str,
+        "The final.keras to start from, for experiments that start from "
+        "another.",
+    ),
+    num_virtual_devices=(
+        int,
+        "Split the CPU into so many devices; interleaved cells share them. "
+        "Default: where there is no accelerator, a device for each cell.",
+    ),
+    compare_num_partitions=(
+        int,
+        "Train a second time with so many cells, compare the weights, and exit "
+        "with 1 if any bit differs.",
+    ),
+    cores_per_device=(
+        int,
+        "Keep the run to so many cores of the CPU for each of its devices, as "
+        "if there were no others. Linux only. Default: devices share all "
+        "cores.",
+    ),
+    compare_steps=(int, "Compare after so many steps. Default: all."),
+    workers=(
+        str,
+        "Hosts with the devices, host:port,host:port; on each of them runs "
+        "`tfgpipe worker`. Instead, TF_CONFIG may name the hosts of a cluster "
+        "that all run this command.",
+    ),
+    allow_any_host=(
+        False,
+        "Let any host use TensorFlow's port, and not those of the run alone.",
+    ),
+    secret_file=(
+        str,
+        "What only the hosts of this run know; the same file on all. Default: "
+        "~/.config/tfgpipe/secret.",
+    ),
+    tpu=(
+        str,
+        'The TPU with the devices: "local" on a TPU VM; else its name, or the '
+        "address of its first host, grpc://host:port.",
+    ),
+    connect_timeout=(60.0, "Seconds to wait for other hosts, or a TPU.", 1.0),
 )
 
 _PLANNED = ("num_partitions", "num_micro_batches", "schedule", "remat")
@@ -165,14 +144,7 @@ _FIELDS = (
 
 
 def experiment_of(argv: list[str]) -> Experiment:
-    """The experiment that the flags describe.
-
-    Args:
-        argv: The program, and what is no flag.
-
-    Raises:
-        ValueError: If they do not go together.
-    """
+    """The experiment that the flags describe."""
     if len(argv) > 1:
         raise ValueError(f"Expected only flags. Received: {argv[1:]}.")
     if FLAGS.params is None:

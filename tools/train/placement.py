@@ -52,12 +52,7 @@ def _all_cores() -> list[int]:
 
 
 def check_cores(experiment: Experiment) -> None:
-    """Gives operations as many threads as --cores_per_device says.
-
-    Raises:
-        ValueError: If there are too few cores, or the system has no way to
-            keep threads to some, or other devices compute.
-    """
+    """Gives operations as many threads as --cores_per_device says."""
     count = FLAGS.cores_per_device
     if count is None:
         return
@@ -110,11 +105,7 @@ def of_dry_run(experiment: Experiment) -> int:
 
 
 def planned(experiment: Experiment) -> Experiment:
-    """The experiment, trained as --plan says; prints the plan.
-
-    Raises:
-        ValueError: If there is no such machine, or nothing fits.
-    """
+    """The experiment, trained as --plan says; prints the plan."""
     found = FLAGS.num_virtual_devices or local.num_accelerators()
     plan = plan_of(
         experiment,
@@ -133,32 +124,28 @@ def check_memory(experiment: Experiment) -> None:
     where the weights are a small part of the memory, or more than all of it.
     Where activations alone are too much, it is said, and no more: they may be
     less in fact.
-
-    Raises:
-        ValueError: If weights, slots and gradients alone are too large.
     """
     limit, where = _memory()
     is_host, r = where == _HOST, FLAGS.num_replicas
     parts = 1 if is_host else _num_devices(experiment)
+    head = f"{experiment.name} must fit into the memory of {where}. Expected: "
     with internals.names_kept():  # the model gets them
         num_values = _num_parameters(experiment)
         weights = 4 * num_values
         if weights < _SMALL * limit * parts:
             return
         if r * weights > limit * parts:
-            of_devices = "" if is_host else f" on {parts} devices"
             raise ValueError(
-                f"{experiment.name} must fit into the memory of {where}. "
-                f"Expected: at most {limit * parts / _GIB:,.1f} GiB"
-                f"{of_devices}. Received: weights alone of "
-                f"{r * weights / _GIB:,.1f} GiB, {num_values:,} "
-                f"parameters{_replicated(r)}. {_CURES}"
+                f"{head}at most {limit * parts / _GIB:,.1f} GiB on {parts} "
+                f"devices. Received: weights alone of "
+                f"{r * weights / _GIB:,.1f} GiB, {num_values:,} parameters in "
+                f"each of {r} replicas. {_CURES}"
             )
-        sizes, prediction = predicted(experiment, of_dry_run(experiment), r)
-    held = max(prediction.memory, key=lambda own: own.total)
+        _, prediction = predicted(experiment, of_dry_run(experiment), r)
+    held = max(prediction.memory, key=lambda memory: memory.total)
     if is_host:
         held = DeviceMemory(
-            *(r * sum(all_) for all_ in zip(*prediction.memory))
+            *(r * sum(parts) for parts in zip(*prediction.memory))
         )
     if held.total <= limit:
         return
@@ -166,11 +153,9 @@ def check_memory(experiment: Experiment) -> None:
         f"{name} {part / _GIB:,.1f}" for name, part in zip(held._fields, held)
     )
     problem = (
-        f"{experiment.name} must fit into the memory of {where}. Expected: at "
-        f"most {limit / _GIB:,.1f} GiB. Received: "
-        f"{held.total / _GIB:,.1f} GiB, as predicted for "
-        f"{sum(size.num_params for size in sizes):,} parameters: {text}. "
-        f"{_CURES}"
+        f"{head}at most {limit / _GIB:,.1f} GiB. Received: "
+        f"{held.total / _GIB:,.1f} GiB, as predicted for {num_values:,} "
+        f"parameters: {text}. {_CURES}"
     )
     if held.weights + held.slots + held.gradients > limit:
         raise ValueError(problem)
@@ -179,10 +164,6 @@ def check_memory(experiment: Experiment) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _replicated(num_replicas: int) -> str:
-    return f" in each of {num_replicas} replicas" if num_replicas > 1 else ""
 
 
 def _memory() -> tuple[float, str]:
@@ -203,11 +184,7 @@ def _num_parameters(experiment: Experiment) -> int:
 
 
 def tpu_cores(experiment: Experiment) -> list[str]:
-    """Connects to the TPU; returns its cores.
-
-    Raises:
-        ValueError: If it cannot be used, or other flags name other devices.
-    """
+    """Connects to the TPU; returns its cores."""
     others = {
         "--workers": FLAGS.workers,
         "--num_virtual_devices": FLAGS.num_virtual_devices,
@@ -226,14 +203,7 @@ def tpu_cores(experiment: Experiment) -> list[str]:
 
 
 def split_cpu(experiment: Experiment, found: Hosts | None) -> int | None:
-    """Splits the CPU where the experiment or a flag wants it.
-
-    Returns:
-        Devices that it is split into; `None` where accelerators are used.
-
-    Raises:
-        ValueError: If --num_virtual_devices says something else.
-    """
+    """Splits the CPU where the experiment or a flag wants it."""
     needed = _num_devices(experiment)
     asked = FLAGS.num_virtual_devices
     if found is not None and found.here is None:

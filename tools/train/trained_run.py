@@ -48,24 +48,7 @@ def load(
     kind: type | None = None,
     what: str = "",
 ) -> TrainedRun:
-    """Loads the trained model of a run, or what it has reached so far.
-
-    Args:
-        train_dir: Folder of the run.
-        num_partitions: K, the cells to load it into, each on a device. Where
-            there is no accelerator, several split the CPU: TensorFlow must not
-            have started.
-        kind: The class that its `Source` must have; `None` for any.
-        what: The same in words, for the error: "a language model".
-
-    Returns:
-        The run.
-
-    Raises:
-        ValueError: If the folder holds no run, none of this kind, or one of
-            another version; or if there are not K devices, or layers.
-        FileNotFoundError: If there is no model in it yet.
-    """
+    """Loads the trained model of a run, or what it has reached so far."""
     if train_dir is None:
         raise ValueError(f"--train_dir must name a folder. {_CURE}")
     folder = pathlib.Path(train_dir)
@@ -99,11 +82,7 @@ def _from_checkpoint(
     folder: pathlib.Path,
     num_partitions: int,
 ) -> tuple[tfgpipe.GPipe, pathlib.Path]:
-    """The model as the last checkpoint has it, and where that is.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
+    """The model as the last checkpoint has it, and where that is."""
     model = tfgpipe.GPipe(experiment.model.layers(), num_partitions, **_FORWARD)
     make_ready(model, experiment, source, num_steps=1)
     restored = tfgpipe.restore(model, checkpoints_of(folder))
@@ -118,17 +97,7 @@ def _from_checkpoint(
 
 
 def read_experiment(folder: pathlib.Path) -> Experiment:
-    """The experiment of a run, from its experiment.json.
-
-    Args:
-        folder: The run's --train_dir.
-
-    Returns:
-        The registered experiment with the values that the run has.
-
-    Raises:
-        ValueError: If there is no such file, or it is of another version.
-    """
+    """The experiment of a run, from its experiment.json."""
     path = folder / "experiment.json"
     if not path.is_file():
         raise ValueError(

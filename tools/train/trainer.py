@@ -1,6 +1,7 @@
 """Trains an experiment: model, data, checkpoints, evaluation."""
 
 import contextlib
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
 from tfgpipe.checkpoints import Restored
 from tfgpipe.commands.command_line import doing
 from tfgpipe.exactness import Report
+from tfgpipe.files import FolderLock, clear_unfinished, write_text
 from tfgpipe.model.saving import spec_config
-from tools.train import run_record
 
 _MOST_SKIPPED = 10  # mini-batches in a row
 
@@ -24,14 +25,7 @@ _MOST_SKIPPED = 10  # mini-batches in a row
 def make_ready(
     model: tfgpipe.GPipe, experiment: Experiment, source: Source, num_steps: int
 ) -> None:
-    """Builds and compiles the model of an experiment.
-
-    Args:
-        model: Of the experiment's layers.
-        experiment: Its optimizer, loss and metrics.
-        source: Its data.
-        num_steps: That the learning rates are for.
-    """
+    """Builds and compiles the model of an experiment."""
     model.build_from_config(spec_config(source.input_spec))
     model.compile(
         optimizer=experiment.optimizer.make(num_steps),
@@ -121,7 +115,7 @@ class Trainer:
         run |= {"num_steps": self.num_steps, "num_partitions": None}
         if self._strategy and self._strategy.num_replicas > 1:
             run["num_replicas"] = self._strategy.num_replicas
-        return run_record.claim(folder, run, may_grow)
+        return claim_folder(folder, run, may_grow)
 
     def _scope(self) -> Any:
         """Where pipelines are made. A context manager."""
@@ -185,13 +179,6 @@ class Trainer:
         """Trains, with checkpoints of the last steps.
 
         See `failure` for whether it ended early.
-
-        Args:
-            callbacks: More of Keras's callbacks.
-            until: The step after which to stop; `None` for `num_steps`.
-            verbose: As in `keras.Model.fit`.
-            checkpoint_every: Steps from one checkpoint to the next; `None` for
-                one after every epoch.
         """
         stop = StopOnNonFinite(_MOST_SKIPPED, say=None)
         own = [stop] if getattr(self.model, "skip_nonfinite", False) else []
@@ -271,14 +258,7 @@ class Trainer:
 
 
 def checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
-    """Where a run has its checkpoints.
-
-    Args:
-        folder: Its `train_dir`.
-
-    Raises:
-        ValueError: If they are of a kind that is not read any more.
-    """
+    """Where a run has its checkpoints."""
     found = folder / "checkpoints"
     old = folder / "checkpoint.keras"
     if old.exists() and not found.exists():
@@ -299,3 +279,84 @@ def _parts(start: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
     last_whole = max(first_whole, end - end % per_epoch)
     parts = [(start, first_whole), (first_whole, last_whole), (last_whole, end)]
     return [(first, last) for first, last in parts if first < last]
+
+
+_LENGTHS = {"epochs", "num_steps"}
+_EARLIER = "earlier_num_steps"
+_held: dict[pathlib.Path, FolderLock] = {}  # as long as this process lives
+
+
+def claim_folder(
+    folder: pathlib.Path, run: dict[str, Any], may_grow: bool
+) -> list[int]:
+    """Takes a folder for a run, and notes the run there."""
+    path = folder / "experiment.json"
+    new = json.loads(json.dumps(run))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        where = folder.resolve()
+        if where not in _held:
+            _held[where] = FolderLock(folder, "train_dir")
+            clear_unfinished(folder)
+        old = _read(path) if path.exists() else new
+        earlier = old.pop(_EARLIER, [])
+        _check_run(folder, old, new, may_grow)
+        if new["num_steps"] > old["num_steps"]:
+            earlier.append(old["num_steps"])
+        kept = {**new, _EARLIER: earlier} if earlier else new
+        write_text(path, json.dumps(kept, indent=2))
+    except OSError as error:
+        raise ValueError(
+            "`train_dir` must be a folder that can be written to. "
+            f"Received: train_dir={str(folder)!r}, which gives: {error}."
+        ) from error
+    return earlier
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "num_steps" not in found:
+        raise ValueError(
+            "`train_dir` must be new, or hold this same run. Received: "
+            f"train_dir={str(path.parent)!r}, whose {path.name} is not that of "
+            "a run. Give another folder."
+        )
+    return found
+
+
+def _check_run(
+    folder: pathlib.Path, old: dict[str, Any], new: dict[str, Any], grow: bool
+) -> None:
+    """Refuses a run that is not the one of the folder."""
+    before, now = _flat(old), _flat(new)
+    differ = [n for n in {**before, **now} if before.get(n) != now.get(n)]
+    if not differ:
+        return
+    is_longer = now["num_steps"] >= before.get("num_steps", 0)
+    if grow and is_longer and set(differ) <= _LENGTHS:
+        return
+    lines = [
+        f"  {name}: {before.get(name)} there, {now.get(name)} here"
+        for name in differ
+    ]
+    longer = ", and --steps or --epochs grow" if grow else ""
+    raise ValueError(
+        "`train_dir` must be new, or hold this same run. Received: "
+        f"train_dir={str(folder)!r}, which holds a run with other "
+        "parameters:\n" + "\n".join(lines) + "\nGive another folder, or the "
+        f"same flags as then; only --num_partitions may change{longer}."
+    )
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Parameters by the names that --set has for them."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found

@@ -19,6 +19,7 @@ from absl import flags
 
 from tfgpipe.commands import command_line
 from tfgpipe.files import write_text
+from tools.flags import define
 from tools.report import progress
 from tools.zoo import applications, kerashub, own_calls, table
 from tools.zoo.trial import SAMPLES, Row
@@ -27,14 +28,13 @@ FLAGS = command_line.new_flags()
 flags.DEFINE_list(
     "models", None, "Names of models. All by default.", flag_values=FLAGS
 )
-flags.DEFINE_string(
-    "output",
-    None,
-    "The page to write, such as docs/models.md. By default it is printed.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_float(
-    "timeout", 1800.0, "Seconds that a model may take.", 1.0, flag_values=FLAGS
+define(
+    FLAGS,
+    output=(
+        str,
+        "The page to write, such as docs/models.md. By default it is printed.",
+    ),
+    timeout=(1800.0, "Seconds that a model may take.", 1.0),
 )
 
 

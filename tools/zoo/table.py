@@ -83,13 +83,7 @@ def page(
     kerashub: Sequence[Row],
     own_calls: Sequence[Row],
 ) -> str:
-    """The page.
-
-    Args:
-        applications: What was found of `keras.applications`.
-        kerashub: Of KerasHub.
-        own_calls: Of models with a call of their own.
-    """
+    """The page."""
     rows = [*applications, *kerashub, *own_calls]
     trained = [row for row in rows if not row.problem]
     exact = [row for row in trained if row.weights <= EXACT]

@@ -15,26 +15,24 @@ SMALL = Case("lm.transformer_3_small", rows=8, is_small=True, rounds=1, steps=1)
 CASES = [
     dataclasses.replace(SMALL, library="keras"),
     dataclasses.replace(SMALL, k=2, m=4),
-    dataclasses.replace(SMALL, model="lm.none"),
 ]
 
 
-def test_cases_are_trained_once_and_what_fails_is_a_result(tmp_path):
+def test_cases_are_trained_once_and_alike(tmp_path):
     path = tmp_path / "results.jsonl"
-    run_cases(CASES[1:], Results(path), num_processes=2)
+    run_cases(CASES[1:], Results(path), num_processes=1)
     with path.open("a") as file:
         file.write('{"case": {"model"')  # the machine was taken away
     results = Results(path)
-    before = list(results.lines)
-    run_cases(CASES, results, num_processes=1)
-    assert results.lines[:2] == before and len(results.lines) == 3
-    plain, pipeline, failed = map(results.result_of, CASES)
+    (before,) = results.lines
+    run_cases(CASES, results, num_processes=2)
+    assert results.lines[0] == before and len(results.lines) == 2
+    plain, pipeline = map(results.result_of, CASES)
     for result in (plain, pipeline):
         assert result["step_s"] > 0 and result["first_s"] > result["step_s"]
         assert result["operations"] > 100 and result["mib"] == []
     assert pipeline["losses"] == pytest.approx(plain["losses"], rel=1e-4)
     assert len(pipeline["plan_mib"]) == 2
-    assert "lm.none" in failed["error"]
 
 
 def result(step_s, **others):

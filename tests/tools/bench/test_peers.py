@@ -4,9 +4,7 @@ The slow tests run those that are installed.
 """
 
 import ast
-import io
 import json
-import os
 import pathlib
 import sys
 import textwrap
@@ -14,21 +12,16 @@ import textwrap
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tools.bench import __main__ as bench
-from tools.bench import models, peer_libraries, step_worker
 from tools.bench import peers as bench_peers
-from tools.bench.peer_libraries import INSTALL, PEERS, Configuration
 from tools.bench.peer_programs import (
-    lingvo_operations,
-    protocol,
-    tensorflow_block,
     tfgpipe_worker,
     work,
 )
 from tools.bench.peer_programs.protocol import Order
-from tools.bench.step_worker import Step, Worker
+from tools.bench.peers import INSTALL, PEERS, Configuration
+from tools.bench.step_worker import Worker
 
 ROOT = pathlib.Path(__file__).parents[3]
 PROGRAMS = ROOT / "tools" / "bench" / "peer_programs"
@@ -63,9 +56,9 @@ def made_up(tmp_path, monkeypatch):
         python, _, _, *words = command
         return Worker([python, str(program), *words], variables, is_pinned)
 
-    monkeypatch.setattr(peer_libraries, "Worker", start)
+    monkeypatch.setattr(bench_peers, "Worker", start)
     monkeypatch.setattr(
-        peer_libraries, "_has", lambda python, module: bool(python)
+        bench_peers, "_has", lambda python, module: bool(python)
     )
     monkeypatch.setattr(bench_peers, "_CALM", 2.0)  # the tests are not alone
 
@@ -78,9 +71,6 @@ def tables(capsys, *words):
 
 
 # ---------------------------------------------------------------- the commands
-def test_something_has_to_be_measured(capsys):
-    assert bench.main(["bench", "peers", "--notime", "--nomemory"]) == 2
-    assert "nothing to measure" in capsys.readouterr().err
 
 
 def test_peers_take_turns_and_are_compared_with_their_own_k_1(made_up, capsys):
@@ -112,33 +102,11 @@ def test_peers_that_are_not_there_are_notes(made_up, capsys):
     )
 
 
-def test_peers_that_fail_are_notes(made_up, capsys):
-    flags = ["--peer=torchgpipe,lingvo", "--work=A,B", "--remat=on"]
-    pythons = [f"--{p}_python={sys.executable}" for p in ("torch", "lingvo")]
-    table = tables(capsys, *flags, *pythons)
-    assert {row["work"] for row in table["rows"]} == {"A"}
-    assert any("does not run: " in note for note in table["notes"])
-    assert any("only work A" in note for note in table["notes"])
-
-
 # ------------------------------------------------------------------- the peers
 def test_interpreters_without_the_module_are_not_installed():
     pythons = {"tfgpipe": sys.executable, "lingvo": None, "torch": "/no/such"}
-    missing = peer_libraries.not_installed(list(PEERS), pythons)
+    missing = bench_peers.not_installed(list(PEERS), pythons)
     assert missing == [n for n, p in PEERS.items() if p.python != "tfgpipe"]
-
-
-@pytest.mark.parametrize("peer", PEERS)
-def test_program_begins_with_how_to_install_its_library(peer):
-    library = PEERS[peer].library
-    text = (PROGRAMS / f"{library}_worker.py").read_text("utf-8")
-    docstring = ast.get_docstring(ast.parse(text))
-    page = (ROOT / "docs" / "measurements_peers.md").read_text("utf-8")
-    command, _, _ = INSTALL[library].partition(", in an")
-    for installed in command.split(" && "):
-        assert installed in docstring
-        assert library == "tfgpipe" or installed in page
-    assert f"peer_programs.{library}_worker" in docstring
 
 
 def test_programs_of_other_libraries_need_nothing_of_tfgpipe():
@@ -175,30 +143,10 @@ def test_programs_of_other_libraries_need_nothing_of_tfgpipe():
     ],
 )
 def test_what_peers_cannot_do_is_left_out(configuration, possible):
-    assert peer_libraries.is_possible(configuration) == possible
-
-
-def test_every_baseline_is_a_peer_of_the_same_python():
-    for peer in PEERS.values():
-        assert PEERS[peer.baseline].python == peer.python
-        assert peer.library in INSTALL
+    assert bench_peers.is_possible(configuration) == possible
 
 
 # ----------------------------------------------------------------- the workers
-def test_least_disturbed_steps_are_chosen():
-    steps = [Step(3.0, 0.5), Step(1.0, 0.0), Step(2.0, 0.1)]
-    chosen = step_worker.least_disturbed(steps, 2)
-    assert chosen == [Step(1.0, 0.0), Step(2.0, 0.1)]
-    assert step_worker.median(chosen) == 1.5
-
-
-def test_worker_that_dies_says_why():
-    worker = Worker([sys.executable, "-c", "raise ValueError('no luck')"], {})
-    try:
-        assert not worker.wait(60)
-        assert worker.why_not() == "ValueError: no luck"
-    finally:
-        worker.close()
 
 
 def test_worker_that_dies_while_asked_is_an_error():
@@ -213,30 +161,6 @@ def test_worker_that_dies_while_asked_is_an_error():
 
 
 # ---------------------------------------------------------------- the programs
-def test_order_survives_the_command_line():
-    given = Order("B", 2, 8, False, "1f1b,remat_groups=4,layers=keras")
-    assert protocol.order(given.words()) == given
-    assert given.schedule == "1f1b"
-    assert given.options == {"remat_groups": "4", "layers": "keras"}
-
-
-def test_program_answers_until_it_is_told_to_quit(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("step\nmem\nquit\nstep\n"))
-    losses = iter(range(10))
-    step = lambda: float(next(losses))  # noqa: E731
-    protocol.serve(step, lambda: [10.0, 2.0], version="new")
-    ready, *answers = capsys.readouterr().out.splitlines()
-    facts = json.loads(ready.removeprefix("READY "))
-    assert facts == {"losses": [0.0, 1.0, 2.0], "version": "new"}
-    timed, memory = (json.loads(a.removeprefix("T ")) for a in answers)
-    assert timed["loss"] == 3.0 and timed["s"] >= 0
-    assert memory == {"mib": 12.0}
-
-
-def test_cells_are_of_nearly_equal_length():
-    assert work.cuts("A", 2) == [(0, 4), (4, 8)]
-    assert work.cuts("B", 5) == [(0, 2), (2, 4), (4, 7), (7, 9), (9, 12)]
-    assert work.cuts("C", 3) == [(0, 1), (1, 2), (2, 3)]
 
 
 @pytest.fixture
@@ -246,57 +170,6 @@ def tiny(monkeypatch):
     convolutions = work.Convolutions((2, 2, 2, 2), (1, 2, 1, 1), 4, 8)
     monkeypatch.setattr(work, "CONVOLUTIONS", convolutions)
     monkeypatch.setattr(work, "FORWARD_SECONDS", 1e-4)
-
-
-def test_work_is_the_same_each_time(tiny):
-    for values in (work.block_weights, work.kernels):
-        tf.nest.map_structure(np.testing.assert_array_equal, values(), values())
-    shapes = {"A": (8, 3, 4), "B": (8, 4, 4, 3), "C": (16, 1)}
-    for name, shape in shapes.items():
-        x = work.inputs(name, 4)
-        assert x.shape == shape and x.dtype == np.float32
-        np.testing.assert_array_equal(x, work.inputs(name, 4))
-
-
-def test_written_block_computes_what_layers_of_keras_compute(tiny):
-    x = work.inputs("A", 1)
-    layer = models.TransformerBlock(2, 6)
-    layer.build(x.shape)
-    values = work.block_weights()[0]
-    rng = np.random.default_rng(0)  # some begin with zeros, or ones
-    values = {
-        name: value + rng.normal(size=value.shape).astype("float32")
-        for name, value in values.items()
-    }
-    tfgpipe_worker.load(layer, list(values.values()))
-    written = tensorflow_block.block(values, tf.constant(x))
-    np.testing.assert_allclose(written, layer(x), rtol=1e-4, atol=1e-5)
-
-
-def test_checks_of_lingvo_that_are_absent_do_nothing():
-    absent = lingvo_operations.Absent("gen_x_ops")
-    with tf.Graph().as_default():
-        for check in lingvo_operations._CHECKS:
-            assert getattr(absent, check)(1, msg="").type == "NoOp"
-    with pytest.raises(NotImplementedError, match="`best_step` is in its"):
-        absent.best_step()
-    assert not hasattr(absent, "__path__")
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_operations_of_lingvo_are_replaced_where_they_do_not_load(
-    tmp_path, monkeypatch, is_there
-):
-    (tmp_path / "lingvo" / "core" / "ops").mkdir(parents=True)
-    (tmp_path / "lingvo" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "lingvo", raising=False)
-    name = lingvo_operations._MODULE
-    monkeypatch.setitem(sys.modules, name, None)  # and taken away afterwards
-    if is_there:
-        monkeypatch.setattr(tf, "load_op_library", lambda path: None)
-    assert lingvo_operations.replace_if_absent() != is_there
-    assert isinstance(sys.modules[name], lingvo_operations.Absent) != is_there
 
 
 def order(name, variant="gpipe", k=2):
@@ -324,70 +197,16 @@ def test_tfgpipe_begins_with_the_weights_of_all_peers(
         assert step() == pytest.approx(expected, 1e-5)
 
 
-def test_order_of_the_weights_is_that_of_the_block(tiny):
-    model, _ = tfgpipe_worker.build(order("A", "gpipe,layers=keras"))
-    found = [w.path.split("/")[-2:] for w in model.sequence[0].weights]
-    names = list(work.block_shapes())
-    assert len(found) == len(names)
-    for name, (layer, weight) in zip(names, found):
-        of, _, kind = name.partition("_")
-        if of in ("query", "key", "value", "output"):
-            assert layer.removeprefix("attention_") == of
-            assert weight == {"weight": "kernel", "bias": "bias"}[kind]
-        elif of.startswith("norm"):
-            assert weight == {"weight": "gamma", "bias": "beta"}[kind]
-
-
-@pytest.mark.parametrize(
-    ("name", "variant", "num_partitions"),
-    [
-        ("A", "interleaved", 4),
-        ("A", "1f1b,remat=always,remat_groups=2", 2),
-        ("C", "gpipe", 2),
-    ],
-)
-def test_tfgpipe_does_what_the_variant_says(
-    tiny, name, variant, num_partitions
-):
-    model, x = tfgpipe_worker.build(order(name, variant))
-    assert model.num_partitions == num_partitions
-    assert model.schedule == variant.partition(",")[0]
-    is_always = "remat=always" in variant
-    assert model.remat == ("always" if is_always else "except_last")
-    groups = {op.cell for op in model.program(8).ops}
-    assert len(groups) == num_partitions * (2 if "groups" in variant else 1)
-    assert x.shape[0] >= 8
-
-
-def test_workers_find_their_program_in_the_checkout(monkeypatch):
-    started = {}
-
-    def start(command, variables, is_pinned):
-        started.update(command=command, variables=variables)
-
-    monkeypatch.setattr(peer_libraries, "Worker", start)
-    pythons = {"tfgpipe": "one", "torch": "another"}
-    for peer, python in (("1f1b", "one"), ("torch-1f1b", "another")):
-        c = Configuration(peer, "A", 2, 8, True)
-        peer_libraries.start(c, pythons, {"A": "B"})
-        assert started["command"][:2] == [python, "-m"]
-        assert "--variant=1f1b" in started["command"]
-        path = started["variables"]["PYTHONPATH"]
-        module = started["command"][2]
-        assert os.path.exists(f"{path}/{module.replace('.', '/')}.py")
-        assert started["variables"]["A"] == "B"
-
-
 # --------------------------------------------------------------- the libraries
 def first_answers(peer, name):
     """The first losses of a peer, a step, and its memory."""
     pythons = {"tfgpipe": sys.executable}
     for kind in ("lingvo", "torch"):
         pythons[kind] = bench_peers.FLAGS[f"{kind}_python"].default
-    if peer_libraries.not_installed([peer], pythons):
+    if bench_peers.not_installed([peer], pythons):
         pytest.skip(f"not installed: {INSTALL[PEERS[peer].library]}")
     c = Configuration(peer, name, 2, 2, True)
-    worker = peer_libraries.start(c, pythons, {})
+    worker = bench_peers.start(c, pythons, {})
     try:
         assert worker.wait(300), worker.why_not()
         return worker.ready["losses"], worker.ask("step"), worker.ask("mem")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tools.bench import __main__ as bench
-from tools.bench import plan, plan_memory, plan_paper
+from tools.bench import plan, plan_paper
 from tools.bench.memory_trial import Job, Outcome, Size, Use
 
 SMALL = Job(Size(8, 2, 4, 16), 2, 2, 4, "1f1b", "never")
@@ -25,35 +25,16 @@ def test_cuts_are_the_best_of_all(capsys):
     assert rule["worst"] > 1
 
 
-def test_what_never_ends_is_counted(monkeypatch, capsys):
-    def endless(costs, k):
-        while True:
-            pass
-
-    monkeypatch.setattr(plan, "_PATIENCE_SECONDS", 1)
-    monkeypatch.setattr(
-        plan, "_ways", lambda: {"slow": endless, "us": plan._ours}
-    )
-    code, printed = run(capsys, "--table=partition", "--cases=1")
-    assert code == 0
-    rows = json.loads(printed.out)["tables"][0]["rows"]
-    assert [row["cut"] if "cut" in row else row["method"] for row in rows] == [
-        "us"
-    ]
-
-
 def test_histogram_rule_by_hand():
     assert plan._by_histogram([1, 1, 1, 1], 2) == [[1], [1, 1, 1]]
 
 
 def test_memory_is_compared_device_by_device(monkeypatch, capsys):
-    prediction = plan_memory.predicted(SMALL)
+    prediction = plan.predicted(SMALL)
     mib = [own.total / 2**20 for own in prediction.memory]
     uses = (Use(mib[0], 0, 0, 0), Use(mib[1] / 2, 0, mib[1] / 2, 0))
-    monkeypatch.setattr(plan_memory, "JOBS", [SMALL])
-    monkeypatch.setattr(
-        plan_memory.memory_trial, "run", lambda job: Outcome(1, uses)
-    )
+    monkeypatch.setattr(plan, "JOBS", [SMALL])
+    monkeypatch.setattr(plan.memory_trial, "run", lambda job: Outcome(1, uses))
     code, printed = run(capsys, "--table=memory")
     assert code == 0
     [table] = json.loads(printed.out)["tables"]

@@ -12,7 +12,6 @@ import params
 from params import registry
 from tools import kneser_ney
 from tools.results import __main__ as results
-from tools.results import batch_size, image, lm, translation
 from tools.results import runs as results_runs
 from tools.results.runs import Finished
 from tools.text.translation_scores import Translated
@@ -48,30 +47,6 @@ def test_bad_flags_fail_before_any_work(words, message, capsys):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
-
-
-def test_output_that_is_a_file_is_refused(tmp_path, capsys):
-    path = tmp_path / "file"
-    path.write_text("", "utf-8")
-    assert run("image", f"--output={path}", f"--runs_dir={tmp_path}") == 2
-    assert "--output must be a folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_experiments_of_the_results_exist(monkeypatch):
-    monkeypatch.undo()
-    names = [
-        image._EXPERIMENT,
-        lm._EXPERIMENT,
-        *batch_size._NAMES,
-        *(f"mt.multilingual_{s}" for s in translation._SHAPES),
-        *(f"mt.bilingual_{name}" for name in translation._LANGUAGES),
-        "image.transfer_pretrain",
-    ]
-    for name in names:
-        assert params.get(name).name == name
-    for kind in ("scratch", "finetune"):
-        assert params.get(f"image.transfer_{kind}").data.per_class == 20
 
 
 @pytest.mark.slow

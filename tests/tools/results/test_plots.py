@@ -36,30 +36,3 @@ def test_picture_is_the_same_for_the_same_numbers(kind, tmp_path):
     for path in paths:
         plots.save(PICTURES[kind], " (tried)", path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-def test_lines_differ_by_more_than_their_colour():
-    axes = plots.figure(PICTURES["lines"]).axes[0]
-    one, two, level = axes.get_lines()
-    looks = {
-        (line.get_color(), line.get_linestyle()) for line in (one, two, level)
-    }
-    assert len(looks) == 3
-    assert one.get_marker() != two.get_marker()
-    assert list(one.get_ydata()) == [9.0, 4.0, 2.0]
-    assert axes.get_yscale() == "log"
-
-
-def test_means_of_dots_are_written():
-    axes = plots.figure(PICTURES["dots"]).axes[0]
-    assert [text.get_text() for text in axes.texts] == [
-        "mean 60.0%",
-        "mean 60.0%",
-    ]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
-
-
-def test_styles_are_all_different():
-    for number in range(3):
-        assert len({style[0] for style in plots._STYLES}) == 7
-        assert len({style[number] for style in plots._STYLES}) > 3

@@ -46,28 +46,6 @@ def test_finished_run_is_not_trained_again(finish):
     assert again.results == first.results
 
 
-def test_run_of_a_few_steps_has_a_folder_of_its_own(
-    finish, tmp_path, monkeypatch
-):
-    def train(trainer, folder, num_tests):
-        assert not num_tests
-        return {
-            "num_steps": trainer.num_steps,
-            "num_params": 1,
-            "minutes": 0.0,
-            "results": {},
-        }
-
-    monkeypatch.setattr(results_runs, "_train", train)
-    assert finish("--steps=2").num_steps == 2
-    assert finish("--steps=3").num_steps == 3
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"image.tiny_2_steps", "image.tiny_3_steps"}
-    other = dataclasses.replace(runs.IMAGE, seed=5)
-    with pytest.raises(ValueError, match="run with other parameters"):
-        finish("--steps=2", experiment=other)
-
-
 class Interrupted(PlainTrainer):
     """Is stopped in its second epoch."""
 

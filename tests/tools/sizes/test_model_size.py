@@ -5,7 +5,6 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
-import texts
 
 import params
 import tfgpipe
@@ -14,7 +13,7 @@ from params.lm import TransformerLM
 from params.mt import Translation
 from params.random_data import RandomImages, RandomPairs, RandomTokens
 from tfgpipe.model.saving import spec_config
-from tools.sizes.model_size import layer_sizes, num_parameters, predicted
+from tools.sizes.model_size import num_parameters, predicted
 
 SMALL = {
     "image": dataclasses.replace(
@@ -153,12 +152,6 @@ def test_tied_weights_count_once():
     assert prediction.memory[0].weights == 4 * expected
 
 
-def test_pairs_are_measured_at_their_widest(monkeypatch, tmp_path):
-    texts.use(monkeypatch, tmp_path)
-    experiment = params.get("mt.t_6_8192_16_small")
-    assert layer_sizes(experiment)[0].live_bytes == 2 * 4 * 64
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -176,14 +169,6 @@ def test_full_size_models_have_the_parameters_of_the_paper(name, expected):
     assert count == pytest.approx(expected, rel=0.06)
 
 
-def test_deep_and_wide_translation_models_are_equally_large():
-    deep, wide = (
-        num_parameters(params.get(f"mt.multilingual_{shape}"))
-        for shape in ("deep", "wide")
-    )
-    assert wide == pytest.approx(deep, rel=0.01)
-
-
 @pytest.mark.slow
 def test_largest_model_is_measured_without_allocating_it():
     sizes, prediction = predicted(params.get("lm.transformer_1663"))
@@ -192,18 +177,3 @@ def test_largest_model_is_measured_without_allocating_it():
     assert total == pytest.approx(83.9e9, rel=1e-3)
     held = [own.weights + own.slots for own in prediction.memory]
     assert sum(held) == 12 * total
-
-
-def test_cut_of_another_number_of_layers_is_an_error():
-    """A part of the model would be left out."""
-    experiment = params.override(
-        params.get("lm.austen"), ["layers_per_cell=1,2"]
-    )
-    with pytest.raises(ValueError, match="2 cells of 3 layers"):
-        predicted(experiment)
-
-
-def test_more_cells_than_layers_are_an_error():
-    many = dataclasses.replace(SMALL["lm"], num_partitions=99)
-    with pytest.raises(ValueError, match="at most the number of layers, 33"):
-        predicted(many)

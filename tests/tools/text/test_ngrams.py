@@ -114,11 +114,6 @@ def test_discounts_are_those_by_hand():
     np.testing.assert_allclose(discounts(counts), expected)
 
 
-@pytest.mark.parametrize("counts", [[1, 1, 2, 3], [1, 2, 3, 3, 3, 3, 4]])
-def test_discounts_of_little_text_are_the_usual_ones(counts):
-    assert discounts(np.array(counts)).tolist() == [0, 0.5, 1, 1.5]
-
-
 # ------------------------------------------------------------------ promises
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize(
@@ -128,46 +123,6 @@ def test_probabilities_of_all_tokens_add_up_to_one(order, context):
     model = NGrams(sequences(seed=3, count=40), order, uniform())
     total = sum(probability(model, context, t) for t in [*TOKENS, END])
     assert total == pytest.approx(1)
-
-
-def test_token_of_one_context_is_rare_in_others():
-    # "francisco" is as frequent as "tea", but only ever after "san".
-    train = [["san", "francisco"]] * 6
-    train += [[word, "tea"] for word in "uvwxyz"]
-    model = NGrams(train, 2, uniform(20))
-    assert probability(model, ["q"], "tea") > 3 * probability(
-        model, ["q"], "francisco"
-    )
-    assert probability(model, ["san"], "francisco") > 0.75
-
-
-def test_sequences_do_not_see_each_other():
-    model = NGrams(sequences(seed=4), 3, uniform())
-    tests = sequences(seed=5)
-    together = model.log_probs(tests)
-    for found, sequence in zip(together, tests, strict=True):
-        assert len(found) == len(sequence) + 1
-        np.testing.assert_array_equal(found, model.log_probs([sequence])[0])
-    assert model.log_probs([]) == []
-
-
-def test_base_is_asked_once_for_each_token():
-    asked = []
-
-    def base(tokens):
-        asked.append(list(tokens))
-        return np.full(len(tokens), 0.1)
-
-    model = NGrams([["a", "b"]], 2, base)
-    assert model.vocabulary == [END, "a", "b"]
-    model.log_probs([["a", "a", "new"], ["new"]])
-    assert asked == [["a", "new", END]]
-
-
-@pytest.mark.parametrize(("train", "order"), [([], 2), ([["a"]], 0)])
-def test_nothing_to_learn_is_refused(train, order):
-    with pytest.raises(ValueError, match=f"order={order} and {len(train)} seq"):
-        NGrams(train, order, uniform())
 
 
 def test_counts_of_long_texts_are_not_mixed_up():

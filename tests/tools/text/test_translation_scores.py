@@ -5,7 +5,7 @@ import runs
 import texts
 
 from tools.text import translation_scores as scores
-from tools.text.translation_scores import Translated, group_rows, groups, score
+from tools.text.translation_scores import Translated, group_rows, score
 
 sacrebleu = pytest.importorskip("sacrebleu")
 
@@ -24,16 +24,6 @@ def translated(language, count=4, wrong=0):
         )
         for i in range(count)
     ]
-
-
-def test_groups_go_from_scarce_to_rich():
-    found = groups(SIZES)
-    assert [group.name for group in found] == [
-        "under 1,000",
-        "3,000 to 10,000",
-        "10,000 and more",
-    ]
-    assert found[0].languages == ("small", "tiny")
 
 
 def test_scores_of_what_is_right_are_full_and_lower_otherwise():
@@ -87,21 +77,6 @@ def test_pairs_of_a_group_are_scored_as_one_text():
     }
     assert rows[-1]["test_pairs"] == len(pairs)
     assert rows[-1]["train_pairs"] == sum(SIZES.values())
-
-
-def test_single_group_is_not_repeated_and_missing_ones_are_left_out():
-    (row,) = group_rows(translated("mid"), {"mid": 3000}, True)
-    assert row["group"] == "all"
-    rows = group_rows(translated("mid"), SIZES, True)
-    assert [row["group"] for row in rows] == ["3,000 to 10,000", "all"]
-
-
-def test_single_languages_need_a_thousand_pairs():
-    pairs = [one for name in SIZES for one in translated(name)]
-    rows = scores.language_rows(pairs, SIZES, True)
-    assert [row["language"] for row in rows] == ["big", "mid"]
-    rows = scores.language_rows(pairs, SIZES, True, ["tiny", "big"])
-    assert [row["language"] for row in rows] == ["tiny", "big"]
 
 
 class Reverse:

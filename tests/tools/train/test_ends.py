@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 
-import numpy as np
 import pytest
 import runs
 from absl import flags
@@ -77,13 +76,6 @@ def test_signal_outside_of_fit_has_its_code(
     assert not left
 
 
-@pytest.mark.usefixtures("caught")
-def test_interruption_that_saves_nothing_has_another_code(monkeypatch, capsys):
-    runs.stop_in(f"evaluate:{int(signal.SIGINT)}", monkeypatch.setattr)
-    assert run(monkeypatch, None) == 130
-    assert "Nothing is kept without" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("phase", ["fit", "export"])
 def test_full_disk_has_its_code(phase, tmp_path, monkeypatch, capsys):
     """It was 1, which is that of weights that differ."""
@@ -95,17 +87,6 @@ def test_full_disk_has_its_code(phase, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, tmp_path) == 74
     told = capsys.readouterr().err
     assert "No space left" in told and "The same command goes on" in told
-
-
-def test_folder_that_vanishes_has_its_code(tmp_path, monkeypatch):
-    begin = Trainer.fit
-
-    def fit(self, *args, **kwargs):
-        (tmp_path / "run" / "checkpoints").write_text("no folder any more")
-        begin(self, *args, **kwargs)
-
-    monkeypatch.setattr(Trainer, "fit", fit)
-    assert run(monkeypatch, tmp_path / "run") == 74
 
 
 def test_error_that_nobody_has_foreseen_has_its_code(monkeypatch, capsys):
@@ -128,17 +109,6 @@ def test_signal_during_imports_has_its_code(tmp_path):
     until(lambda: "caught" in run.output, run)
     run.popen.send_signal(signal.SIGTERM)
     assert run.wait() == 75, run.output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", np.linspace(0.1, 6.0, 24))
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_signal_at_any_moment_has_its_code(tmp_path, after, number, code):
-    run = train(tmp_path, "--steps=100000", f"--train_dir={tmp_path / 'run'}")
-    time.sleep(0.1)  # for Python itself to start
-    if not run.ends_within(after):
-        run.popen.send_signal(number)
-    assert run.wait() == code, run.output
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from params.task import LanguageModel
 from params.task import Translation as TranslationTask
 from params.text import Text
 from tfgpipe import files
-from tools.train import comparison, run_record
-from tools.train.trainer import Trainer
+from tools.train import comparison
+from tools.train.trainer import Trainer, claim_folder
 
 LM = Experiment(
     name="lm.tiny",
@@ -87,14 +87,6 @@ def test_interrupted_text_run_resumes_bit_identically(tmp_path, experiment):
     assert resumed.evaluate() == results
 
 
-def test_run_that_ended_within_an_epoch_is_not_trained_again(tmp_path):
-    Trainer(IMAGE, 3, tmp_path).fit(verbose=0)
-    again = Trainer(IMAGE, 3, tmp_path)
-    assert again.first_step == 3
-    again.fit(verbose=0)
-    assert int(again.model.optimizer.iterations) == 3
-
-
 def test_trained_layers_are_the_start_of_another_run(tmp_path):
     first = Trainer(IMAGE, train_dir=tmp_path)
     first.fit(verbose=0)
@@ -117,15 +109,10 @@ def test_start_without_a_trained_model_is_an_error(tmp_path):
         Trainer(SECOND, initial_model=tmp_path / "none.keras")
 
 
-def test_trained_model_for_another_experiment_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="and for no other"):
-        Trainer(IMAGE, initial_model=tmp_path / "any.keras")
-
-
 def test_record_of_a_run_is_never_half_written(tmp_path, monkeypatch):
     """A kill while it was written ended the run for ever."""
     run = {"name": "a", "num_steps": 3}
-    run_record.claim(tmp_path, run, may_grow=True)
+    claim_folder(tmp_path, run, may_grow=True)
     path = tmp_path / "experiment.json"
     before = path.read_text()
 
@@ -134,7 +121,7 @@ def test_record_of_a_run_is_never_half_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "to_disk", killed)
     with pytest.raises(KeyboardInterrupt):
-        run_record.claim(tmp_path, {**run, "num_steps": 4}, may_grow=True)
+        claim_folder(tmp_path, {**run, "num_steps": 4}, may_grow=True)
     assert path.read_text() == before
     monkeypatch.undo()
-    assert run_record.claim(tmp_path, {**run, "num_steps": 4}, True) == [3]
+    assert claim_folder(tmp_path, {**run, "num_steps": 4}, True) == [3]

@@ -1,8 +1,5 @@
 """What the zoo says of a model that it trains."""
 
-import json
-import subprocess
-
 import keras
 import numpy as np
 import pytest
@@ -97,21 +94,6 @@ def test_page_has_what_was_found():
     page = table.page([], [], [found])
     assert line in page
     assert "Of 1 models 1 train; 0 of them with weights" in page
-
-
-def test_unknown_model_is_refused(capsys):
-    assert program.main(["zoo", "--models=ViT,VGG20"]) == 2
-    assert "Received: ['VGG20']" in capsys.readouterr().err
-
-
-def test_what_a_process_prints_last_is_the_row(monkeypatch):
-    row = {"name": "small", "num_steps": 9}
-    done = subprocess.CompletedProcess([], 0, f"log\n{json.dumps(row)}\n", "")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
-    assert program._tried("small", timeout=1.0) == trial.Row(**row)
-    done.returncode, done.stderr = 1, "a log\nKeyError: 'small'\n"
-    found = program._tried("small", timeout=1.0)
-    assert found.problem == "exit code 1: KeyError: 'small'"
 
 
 @pytest.mark.slow  # starts TensorFlow in a process

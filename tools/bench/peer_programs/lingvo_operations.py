@@ -41,11 +41,7 @@ def _call(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def replace_if_absent() -> bool:
-    """To be called before Lingvo is imported.
-
-    Returns:
-        Whether the operations are replaced, as they cannot be loaded.
-    """
+    """To be called before Lingvo is imported."""
     import tensorflow as tf
 
     # Finds the package without importing what is in it.

@@ -57,11 +57,7 @@ class Order(NamedTuple):
 
 
 def order(words: Sequence[str] | None = None) -> Order:
-    """Reads an order.
-
-    Args:
-        words: Of the command line. Default: that of this process.
-    """
+    """Reads an order."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", default="A", choices="ABC")
     parser.add_argument("--k", type=int, default=2)
@@ -77,14 +73,7 @@ def serve(
     peaks: Callable[[], Sequence[float]] | None = None,
     **facts: Any,
 ) -> None:
-    """Does the first steps, and then what it is asked for, until "quit".
-
-    Args:
-        step: Does a training step; returns its loss.
-        peaks: The MiB that steps take in each process, above what it rests
-            at. Default: that of this process, which is the only one.
-        **facts: What else to say when it is ready.
-    """
+    """Does the first steps, and then what it is asked for, until "quit"."""
 
     def timed() -> dict[str, float]:
         start = time.perf_counter()

@@ -15,12 +15,7 @@ from tools.bench.peer_programs import work
 
 
 def block(weights: Mapping[str, Any], x: Any) -> Any:
-    """Attention, then two dense layers, each around a shortcut.
-
-    Args:
-        weights: By the names of `work.block_shapes`.
-        x: (examples, positions, units).
-    """
+    """Attention, then two dense layers, each around a shortcut."""
     x = x + _attention(weights, _normalised(weights, "norm1", x))
     wide = tf.nn.relu(_dense(weights, "wide", _normalised(weights, "norm2", x)))
     return x + _dense(weights, "narrow", wide)

@@ -29,7 +29,7 @@ from tfgpipe.schedules import rule_of
 from tools import devices
 from tools.bench.models import ConvolutionBlock, TransformerBlock
 from tools.bench.peer_programs import protocol, tensorflow_block, work
-from tools.bench.timed_layers import Device, Timed
+from tools.bench.waiting_layers import Device, Timed
 
 
 class WrittenBlock(keras.layers.Layer):

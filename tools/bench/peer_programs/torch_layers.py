@@ -133,14 +133,7 @@ class _Wait(torch.autograd.Function):
 
 
 def layers(name: str, start: int, stop: int, share: float = 1.0) -> Any:
-    """Some consecutive layers, as a `Sequential`.
-
-    Args:
-        name: "A", "B" or "C".
-        start: The first of them.
-        stop: The first that is not among them.
-        share: Of the seconds of a cell, for each of those that wait.
-    """
+    """Some consecutive layers, as a `Sequential`."""
     if name == "A":
         made = [Block(weights) for weights in work.block_weights()[start:stop]]
     elif name == "B":

@@ -157,13 +157,7 @@ def answers(
 
 
 def follow(connection: Connection, order: protocol.Order, *at: int) -> None:
-    """Answers what the first process asks, until it closes the connection.
-
-    Args:
-        connection: To the first process.
-        order: What to do.
-        *at: The rank of this process, and the port.
-    """
+    """Answers what the first process asks, until it closes the connection."""
     rank, port = at
     own = answers(order, rank, meet(rank, order.k, port))
     with contextlib.suppress(EOFError):

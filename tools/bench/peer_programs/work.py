@@ -54,12 +54,7 @@ CONVOLUTIONS = Convolutions()
 
 
 def cuts(work: str, num_cells: int) -> list[tuple[int, int]]:
-    """Where cells of nearly equal length begin and end in the layers.
-
-    Args:
-        work: "A", "B" or "C".
-        num_cells: How many cells. Those of work C have a layer each.
-    """
+    """Where cells of nearly equal length begin and end in the layers."""
     num_layers = {
         "A": TRANSFORMER.blocks,
         "B": len(CONVOLUTIONS.channels),
@@ -117,13 +112,7 @@ def kernels() -> list[np.ndarray]:
 
 
 def inputs(work: str, num_micro_batches: int) -> np.ndarray:
-    """The mini-batch of every step.
-
-    Args:
-        work: "A": (examples, positions, units). "B": (examples, rows, columns,
-            3). "C": (examples, 1), four in each micro-batch.
-        num_micro_batches: Into how many it will be cut.
-    """
+    """The mini-batch of every step."""
     if work == "C":
         return np.ones((4 * num_micro_batches, 1), np.float32)
     shape: tuple[int, ...] = (
