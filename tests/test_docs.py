@@ -484,6 +484,7 @@ def check_parsed(module, arguments):
 def check_train(arguments):
     source = text("tools/train/flags.py")
     flags = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", source)
+    flags += re.findall(r"^    (\w+)=\(", source, re.MULTILINE)
     for argument in arguments:
         flag, _, value = argument.removeprefix("--").partition("=")
         assert flag in flags
