@@ -900,9 +900,9 @@ def test_outer_tensors_are_what_was_captured():
     def function():
         y = value + variable
         for tensor in y.op.inputs:
-            seen.append(outer.of(tensor))
-            seen.append([outer.of(t) for t in tensor.op.inputs])
-        seen.append(outer.of(y))
+            seen.append(outer.captured_as(tensor))
+            seen.append([outer.captured_as(t) for t in tensor.op.inputs])
+        seen.append(outer.captured_as(y))
         return y
 
     function()

@@ -340,13 +340,13 @@ class Replicas:
         self.counts = [len(self.micro_batches(r)) for r in range(count)]
         self.busy = [r for r in range(count) if self.counts[r]]
 
-    def of(self, m: int) -> int:
+    def replica_of(self, m: int) -> int:
         """Returns the replica of micro-batch m."""
         return bisect.bisect_right(self._bounds, m) - 1
 
     def device(self, k: int, m: int) -> str:
         """Returns the device on which cell k computes micro-batch m."""
-        return self.device_in(self.of(m), k)
+        return self.device_in(self.replica_of(m), k)
 
     def device_in(self, r: int, k: int) -> str:
         """Returns the device of cell k in replica r."""

@@ -223,7 +223,7 @@ def follow_inputs(
     def device_of(tensor: tf.Tensor) -> str:
         op = tensor.op
         if op.type == "Placeholder":
-            outer = captured.of(tensor)
+            outer = captured.captured_as(tensor)
             if outer is None:
                 return ""
             is_eager = internals.is_eager(outer)

@@ -22,13 +22,14 @@ from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
     Indices,
+    Piece,
     are_distinct,
     as_tensor,
     is_continuous,
     lookups,
+    pieces_of,
 )
 from tfgpipe.graphs.parts import Part, alive, parts_of
-from tfgpipe.graphs.piece import Piece, pieces_of
 from tfgpipe.graphs.repeats import Repeat, repeats_of
 from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.traced_model import (

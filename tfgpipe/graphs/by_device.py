@@ -36,6 +36,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.devices import names as names_lib
 from tfgpipe.graphs.cut import GraphCutter, WholeGraph
+from tfgpipe.graphs.same_graph import FunctionTexts, operation_text
 
 _BRANCHES = {"If", "StatelessIf"}
 _COMMON = "common"
@@ -117,6 +118,7 @@ class _Cut:
         as_they_are: Collection[Any],
     ):
         self._whole = WholeGraph(graph, takes_reads=False)
+        self._texts = FunctionTexts(self._whole.functions)
         self._outputs = graph.outputs
         self._values = dict(values)
         self._home = home
@@ -426,13 +428,7 @@ class _Cut:
         return (*written, *(numbers[t.ref()] for t in part.outputs))
 
     def _text(self, op: tf.Operation) -> bytes:
-        """What an operation does, without names."""
-        node = type(self._whole.nodes[op.name])()
-        node.CopyFrom(self._whole.nodes[op.name])
-        for field in ("name", "input"):
-            node.ClearField(field)
-        node.attr.pop("_class", None)
-        return bytes(node.SerializeToString(deterministic=True))
+        return operation_text(self._whole.nodes[op.name], self._texts)
 
     def _call(self, parts: list[_Part], device: str, compiled: bool) -> None:
         """Calls one function of some parts, which equal ones share."""

@@ -64,7 +64,7 @@ CHEAP = {
 
 # What these make of a tensor is carried in its place, where nothing else of it
 # is needed: of gradients, where numbers of rows are not known.
-_SIZES = {"Rank", "Shape", "ShapeN", "Size"}
+SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 
 
 # By parts of the names of types; and bytes that they take and make.
@@ -217,7 +217,7 @@ class GraphCutter:
     ):
         self._options = options
         # For XLA, sizes are no values that a function could take.
-        self._sizes = set() if options.get("jit_compile") else _SIZES
+        self._sizes = set() if options.get("jit_compile") else SIZES
         self._gradients = {
             name
             for name in gradients

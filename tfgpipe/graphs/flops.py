@@ -108,20 +108,8 @@ def graph_flops(graph: Any) -> float:
     >>> graph_flops(product.get_concrete_function().graph)
     60.0
     """
-    return sum(map(operation_flops, _needed(graph.outputs)), start=0.0)
-
-
-def _needed(outputs: Iterable[tf.Tensor]) -> list[tf.Operation]:
-    waiting = [tensor.op for tensor in outputs]
-    found = dict.fromkeys(waiting)
-    while waiting:
-        op = waiting.pop()
-        inputs = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-        for source in inputs:
-            if source not in found:
-                found[source] = None
-                waiting.append(source)
-    return list(found)
+    needed = internals.ancestors(graph.outputs, with_controls=True)
+    return sum(map(operation_flops, needed.values()), start=0.0)
 
 
 def operation_flops(op: tf.Operation) -> float:

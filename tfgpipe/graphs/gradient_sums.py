@@ -29,6 +29,49 @@ import tensorflow as tf
 from tfgpipe import internals
 
 
+class Piece(NamedTuple):
+    """Some columns of a weight: what one of several devices has of it.
+
+    Attributes:
+        axis: The axis along which they are consecutive, from 0.
+        start: The first column.
+        stop: Behind the last one.
+    """
+
+    axis: int
+    start: int
+    stop: int
+
+    def columns_of(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns these columns of a whole value."""
+        whole = (slice(None),) * self.axis
+        return value[(*whole, slice(self.start, self.stop))]
+
+    def in_whole(self, value: tf.Tensor, shape: Any) -> tf.Tensor:
+        """Returns a whole that has these columns, and is 0 elsewhere."""
+        sides = [(0, 0)] * len(shape)
+        sides[self.axis] = (self.start, shape[self.axis] - self.stop)
+        return tf.pad(value, sides)
+
+    def shape(self, shape: Any) -> list[int]:
+        """Returns their shape, from the shape of the whole."""
+        sizes = [*shape]
+        sizes[self.axis] = self.stop - self.start
+        return sizes
+
+
+def pieces_of(axis: int, size: int, count: int) -> list[Piece]:
+    """Returns as many pieces of about equal sizes.
+
+    Example:
+
+    >>> [(piece.start, piece.stop) for piece in pieces_of(1, 5, 2)]
+    [(0, 2), (2, 5)]
+    """
+    ends = [size * i // count for i in range(count + 1)]
+    return [Piece(axis, a, b) for a, b in itertools.pairwise(ends)]
+
+
 class Indices(enum.IntEnum):
     """How the indices of a lookup differ between micro-batches."""
 

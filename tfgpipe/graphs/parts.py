@@ -22,6 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.graphs.bundle import tensors
 from tfgpipe.graphs.cut import WholeGraph, follows
 from tfgpipe.graphs.gradient_sums import Gradient, Indices
@@ -212,17 +213,11 @@ class _Cutting:
         return min(cells, default=self._pass_of(gradient[0].op)[1])
 
     def _needed(self, wanted: Sequence[tf.Tensor]) -> set[str]:
-        """The names of the operations that something follows from."""
-        found: set[str] = set()
-        waiting = [t.op for t in wanted] + list(self._traced.effects)
-        while waiting:
-            op = waiting.pop()
-            if op.name not in found:
-                found.add(op.name)
-                waiting.extend(t.op for t in op.inputs)
+        """Returns the names of the operations that results follow from."""
+        names = {*internals.ancestors(wanted, effects=self._traced.effects)}
         outside = {ref.deref().op.name for ref in self._given}
         outside |= {ref.deref().op.name for ref in self._weights}
-        return found - outside
+        return names - outside
 
     def _take(self, tensor: tf.Tensor, own: tuple[bool, int]) -> None:
         """Notes what a pass of a cell takes."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe.graphs.same_graph import FunctionTexts, without_names
+from tfgpipe.graphs.same_graph import FunctionTexts, operation_text
 from tfgpipe.graphs.traced_model import TracedModel
 
 
@@ -181,12 +181,7 @@ class _Keys:
 
     def _text(self, op: tf.Operation) -> bytes:
         if op.name not in self._texts:
-            node = type(self._nodes[op.name])()
-            node.CopyFrom(self._nodes[op.name])
-            del node.input[:]
-            node.attr.pop("_class", None)
-            without_names(node, {}, self._functions)
             shapes = [str(t.shape) for t in op.outputs]
-            text = node.SerializeToString(deterministic=True)
+            text = operation_text(self._nodes[op.name], self._functions)
             self._texts[op.name] = text + repr(shapes).encode()
         return self._texts[op.name]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.graphs.cut import WholeGraph, is_sum
 from tfgpipe.graphs.parts import Part
 from tfgpipe.graphs.traced_model import kinds_called, stateful
@@ -56,10 +57,10 @@ class _Writer:
         self._in_process = in_process
         self._whole = part.whole
         self._functions = _functions_of(part.whole)
-        self._given: dict[Any, str] = {}
+        self._inputs: dict[Any, str] = {}
         weights = [use.tensor for use in part.uses]
         for i, tensor in enumerate([*part.takes, *part.takes_back, *weights]):
-            self._given.setdefault(tensor.ref(), f"in{i}")
+            self._inputs.setdefault(tensor.ref(), f"in{i}")
 
     def key(self, facts: Any) -> str:
         """The text, see `part_key`."""
@@ -98,34 +99,27 @@ class _Writer:
         return found.hexdigest()
 
     def _between(self, ends: Sequence[tf.Tensor]) -> set[str]:
-        """The names of the operations between what is given and the ends."""
-        known = {*self._given, *self._whole.captures}
-        names: set[str] = set()
-        waiting = [t.op for t in ends if t.ref() not in known]
-        waiting += self._part.effects
-        while waiting:
-            op = waiting.pop()
-            if op.name not in names:
-                names.add(op.name)
-                waiting += [t.op for t in op.inputs if t.ref() not in known]
-        return names
+        """Returns the names of the operations between inputs and ends."""
+        known = {*self._inputs, *self._whole.captures}
+        effects = self._part.effects
+        return {
+            *internals.ancestors(
+                ends, lambda t: t.ref() in known, effects=effects
+            )
+        }
 
     def _written_op(self, op: tf.Operation) -> bytes:
-        node = type(self._whole.nodes[op.name])()
-        node.CopyFrom(self._whole.nodes[op.name])
-        del node.input[:]  # as tensors
-        node.attr.pop("_class", None)  # what is cut out is near nothing
-        without_names(node, self._number, self._functions)
+        text = operation_text(self._whole.nodes[op.name], self._functions)
         controls = [self._number.get(o.name) for o in op.control_inputs]
         tensors = [self._written(t) for t in op.inputs]
         shapes = [str(t.shape) for t in op.outputs]
-        text = repr((tensors, [c for c in controls if c], shapes))
-        return node.SerializeToString(deterministic=True) + text.encode()
+        wiring = repr((tensors, [c for c in controls if c], shapes))
+        return text + wiring.encode()
 
     def _written(self, tensor: tf.Tensor) -> Any:
         ref = tensor.ref()
-        if ref in self._given:
-            return self._given[ref]
+        if ref in self._inputs:
+            return self._inputs[ref]
         if ref in self._whole.captures:
             outside = id(self._whole.captures[ref])
             return "outside", outside if self._in_process else str(tensor.shape)
@@ -170,7 +164,7 @@ class FunctionTexts:
         number = {a.name: f"a{i}" for i, a in enumerate(taken)}
         number.update((n.name, f"{i}") for i, n in enumerate(function.node_def))
         for node in function.node_def:
-            without_names(node, number, self)
+            _without_names(node, number, self)
         for said in (function, *function.arg_attr.values()):
             for word in _WORDS:
                 said.attr.pop(word, None)
@@ -189,7 +183,17 @@ class FunctionTexts:
         return hashlib.sha256(text).hexdigest()
 
 
-def without_names(
+def operation_text(node: Any, functions: FunctionTexts) -> bytes:
+    """Returns what an operation computes, without names and inputs."""
+    copy = type(node)()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.attr.pop("_class", None)  # colocation
+    _without_names(copy, {}, functions)
+    return bytes(copy.SerializeToString(deterministic=True))
+
+
+def _without_names(
     node: Any, number: dict[str, str], functions: FunctionTexts
 ) -> None:
     """Has a node's definition say numbers of nodes in the place of names."""

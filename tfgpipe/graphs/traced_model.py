@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.failures import add_note, check_interruption
-from tfgpipe.graphs.cut import functions_of
+from tfgpipe.graphs.cut import SIZES, functions_of
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     as_merged,
@@ -67,8 +67,6 @@ _HARMLESS = internals.READS | {
     "CudnnRNNBackpropV2",
     "CudnnRNNBackpropV3",
 }
-
-_SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 
 # Their sizes follow from values, not only from sizes.
 _SIZED_BY_VALUES = {
@@ -253,7 +251,7 @@ class TracedModel:
             values.setdefault(
                 op.name,
                 by_size
-                if op.type in _SIZES
+                if op.type in SIZES
                 else by_value or by_size or internals.is_stateful(op.type),
             )
             is_known = all(

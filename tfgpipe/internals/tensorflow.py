@@ -705,14 +705,15 @@ def ancestors(
     tensors: Iterable[tf.Tensor],
     stop: Callable[[tf.Tensor], bool] = lambda _: False,
     with_controls: bool = False,
+    effects: Iterable[tf.Operation] = (),
 ) -> dict[str, tf.Operation]:
     """Returns the operations from which tensors follow, by their names.
 
     Tensors at which `stop` is true are not followed; `with_controls` is whether
-    control inputs are.
+    control inputs are. `effects` are followed besides.
     """
     operations: dict[str, tf.Operation] = {}
-    waiting = [t.op for t in tensors if not stop(t)]
+    waiting = [*(t.op for t in tensors if not stop(t)), *effects]
     while waiting:
         op = waiting.pop()
         if op.name not in operations:
@@ -832,7 +833,7 @@ class OuterTensors:
     def __init__(self) -> None:
         self._known: dict[int, Any] = {}
 
-    def of(self, tensor: tf.Tensor) -> Any:
+    def captured_as(self, tensor: tf.Tensor) -> Any:
         """What a graph captured as this placeholder, or None."""
         if id(tensor) not in self._known:
             captures = getattr(tensor.graph, "captures", ())

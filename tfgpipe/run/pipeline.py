@@ -214,14 +214,14 @@ class TaskFlow:
             awaited, work, take = self._makers[op.kind](op)
         cell, beside = self._batch.cells[op.cell], None
         if cell.shards is not None and cell.is_beside:
-            r = self._replicas.of(op.micro_batch)
+            r = self._replicas.replica_of(op.micro_batch)
             beside = Beside(cell.callers[r], cell.shards.start)
         # So at most two micro-batches hold outputs for their metrics.
         before = [] if op.kind != "forward" else self._metrics_before(op)
         return ReadyTask(op.task, device, awaited, work, beside, before), take
 
     def _metrics_before(self, op: Op) -> list[Any]:
-        replica = self._replicas.of(op.micro_batch)
+        replica = self._replicas.replica_of(op.micro_batch)
         return self._beside[op.cell, replica][-2:-1]
 
     def counting(self, k: int, m: int) -> tuple[Values, Any]:
@@ -240,7 +240,7 @@ class TaskFlow:
         self._state.start(part, m, values)
         packed = self._packed(k, m)
         work = cell.forward(values, packed, op.keeps)
-        beside = self._beside[k, self._replicas.of(m)]
+        beside = self._beside[k, self._replicas.replica_of(m)]
 
         def take(results: tuple[Values, Any]) -> None:
             outputs, kept = results
@@ -272,7 +272,7 @@ class TaskFlow:
         """A backward pass, or one of its halves."""
         kind, k, m = op.task
         cell, values = self._tasks[k], self._values[m]
-        of_replica = k, self._replicas.of(m)
+        of_replica = k, self._replicas.replica_of(m)
         self._state.start(cell.part, m, values)
         given = values, self._packed(k, m), self._kept[k, m]
         sums = self._sums.get(of_replica)
@@ -295,7 +295,7 @@ class TaskFlow:
     def _ready_head(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
         cell: Any = self._tasks[k]
-        values, of_replica = self._values[m], (k, self._replicas.of(m))
+        values, of_replica = self._values[m], (k, self._replicas.replica_of(m))
         self._state.start(cell.part, m, values)
         awaited = [values[t.ref()] for t in cell.part.takes]
         sums = self._sums.get(of_replica)

@@ -92,7 +92,7 @@ class Weights:
         key = id(use.variable), use.piece, dtype
         if key not in self._read:
             with tf.device(home):
-                value = use.of(placement.read_variable(use.variable))
+                value = use.columns_of(placement.read_variable(use.variable))
                 self._read[key] = tf.cast(value, dtype)
         if names.same_device(home, device):
             return self._read[key]

@@ -103,7 +103,7 @@ class StateFlow:
                 values[ref] = self._start_of(self._read[ref], m)
 
     def _start_of(self, variable: keras.Variable, m: int) -> tf.Tensor:
-        r = self._replicas.of(m)
+        r = self._replicas.replica_of(m)
         value = self._value_so_far(variable, r)
         if self._kind(variable) == "seed":
             rank = self._micro_batches.rank(m)
@@ -147,7 +147,7 @@ class StateFlow:
         """Takes the new state that a cell made in micro-batch m."""
         #     metrics   v -> m0 -> m1 -> m2 -> new
         #     others    v -> m0, v -> m1, v -> m2        and a rule makes one
-        r = self._replicas.of(m)
+        r = self._replicas.replica_of(m)
         for variable, tensor in self._traced.new_state:
             if (
                 self._makers.get(tensor.ref()) == part.index

@@ -42,9 +42,9 @@ class Use(NamedTuple):
     piece: Piece | None = None
     is_trained: bool = True
 
-    def of(self, value: tf.Tensor) -> tf.Tensor:
+    def columns_of(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the columns of a value of the variable that are read."""
-        return value if self.piece is None else self.piece.of(value)
+        return value if self.piece is None else self.piece.columns_of(value)
 
 
 class ModelScope(internals.ReadingScope):
@@ -153,7 +153,9 @@ class ModelScope(internals.ReadingScope):
         self._handles.pop(key, None)
         new = self._new_weights.get(key)
         self.state_mapping[key] = (
-            use.tensor if new is None else _with_value(use.tensor, use.of(new))
+            use.tensor
+            if new is None
+            else _with_value(use.tensor, use.columns_of(new))
         )
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor:

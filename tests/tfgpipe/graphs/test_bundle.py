@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tfgpipe.graphs.bundle import Bundle, as_bundle
+from tfgpipe.graphs.bundle import Bundle
 
 DTYPES = ["float32", "int32", "bool", "float64", "string", "bfloat16"]
 
@@ -32,26 +32,6 @@ def test_values_come_out_in_their_order(num, together):
         np.testing.assert_array_equal(a, b)
 
 
-def test_all_but_integers_and_texts_are_one():
-    bundle = Bundle(values(DTYPES), together=True)
-    assert [s.dtype.name for s in bundle.specs] == [
-        "variant",
-        "int32",
-        "string",
-    ]
-
-
-def test_many_are_a_few():
-    tensors = [
-        tf.constant(i, tf.float32 if i % 3 else tf.int32) for i in range(300)
-    ]
-    bundle = Bundle(tensors, together=True)
-    packed = bundle.pack(tensors)
-    assert 1 < sum(t.dtype == tf.variant for t in packed) < 10
-    assert len(packed) == len(bundle.specs) < 110
-    assert [int(t) for t in bundle.unpack(packed)] == list(range(300))
-
-
 def test_what_is_noted_of_the_types_is_forgotten():
     """Else each call that takes it takes TensorFlow time to add to a graph."""
 
@@ -66,37 +46,6 @@ def test_what_is_noted_of_the_types_is_forgotten():
     packed()
     assert noted[0].is_set
     assert noted[1] is None or not noted[1].is_set
-
-
-def test_what_is_one_or_must_not_be_joined_stays_as_it_is():
-    one, two = values(["float32", "float32"])
-    assert Bundle([one], together=True).pack([two]) == [two]
-    assert as_bundle(one).pack([two]) == [two]
-    pair = Bundle([one, two], together=False).pack([two, one])
-    assert pair[0] is two
-    assert pair[1] is one
-
-
-def test_equal_tensors_have_one_value():
-    a, b, c = values(["float32"] * 3)
-    bundle = Bundle([[a, b], c], together=True)
-    assert [id(t) for t in bundle.tensors] == [id(a), id(c)]
-    assert [id(t) for t in bundle.aliases] == [id(a), id(b), id(c)]
-    assert len(bundle.unpack(bundle.pack([a, c]))) == 2
-
-
-def test_sizes_may_be_unknown():
-    specs = [tf.TensorSpec([None, 2]), tf.TensorSpec(None, tf.float64)]
-
-    @tf.function(input_signature=specs)
-    def through(x, y):
-        bundle = Bundle([x, y], together=True)
-        found = bundle.unpack(bundle.pack([x, y]))
-        assert found[0].shape.as_list() == [None, 2]
-        return found
-
-    x, y = through(tf.ones([3, 2]), tf.zeros([1, 0, 4], tf.float64))
-    assert (tuple(x.shape), tuple(y.shape)) == ((3, 2), (1, 0, 4))
 
 
 def test_nothing_is_copied():

@@ -11,8 +11,8 @@ from tfgpipe.graphs.gradient_sums import (
     as_tensor,
     in_order,
     of_variables,
+    pieces_of,
 )
-from tfgpipe.graphs.piece import pieces_of
 from tfgpipe.state import Use
 
 ROWS = 4  # of the weight, a table of two columns
@@ -142,7 +142,10 @@ def test_pieces_of_a_gradient_become_a_whole_one(order):
 
     @tf.function(autograph=False)
     def joined():
-        uses = [(variable.use(pieces[i]), pieces[i].of(whole)) for i in order]
+        uses = [
+            (variable.use(pieces[i]), pieces[i].columns_of(whole))
+            for i in order
+        ]
         cells = [
             ("CPU:0", [use], [[Gradient(tf.constant(value))]])
             for use, value in uses

@@ -1,6 +1,5 @@
 """What the cells of a model's graph take of each other."""
 
-import keras
 import tensorflow as tf
 from keras import layers as kl
 from traces import Watched, differentiated, traced
@@ -55,17 +54,6 @@ def test_skip_goes_straight_from_its_maker_to_each_cell_that_takes_it():
     assert [len(part.takes_back) for part in found] == [1, 1, 2, 1, 1]
 
 
-def test_rows_come_from_outside_to_each_cell_that_takes_them():
-    layers = [
-        Does(lambda x, y: (tf.sin(x), y)),
-        Does(lambda x, y: x * y),
-    ]
-    first, second = parts(layers, [SPEC, SPEC])
-    x, y = first.traced.x
-    assert names(first.takes) == {x.name}
-    assert names(second.takes) == {y.name} | names(first.gives)
-
-
 def test_gradient_of_a_bias_is_made_where_the_bias_is_added():
     """A tape does not say of what sum it is the gradient."""
     dense, negative = kl.Dense(4), kl.Lambda(lambda x: -x)
@@ -74,63 +62,6 @@ def test_gradient_of_a_bias_is_made_where_the_bias_is_added():
     assert [len(part.uses) for part in found] == [2, 0, 0]
     own = [{part.whole.nodes[n].op for n in part.backward} for part in found]
     assert own == [{"BiasAddGrad", "MatMul"}, {"Neg"}, {"ReluGrad"}]
-
-
-def test_what_follows_from_constants_is_made_again():
-    layers = [
-        Does(lambda x: (tf.sin(x), tf.reshape(tf.range(4), [2, 2]))),
-        Does(lambda y, n: y + tf.cast(n[0, 0], y.dtype)),
-    ]
-    first, second = parts(layers, [SPEC])
-    assert len(first.gives) == len(second.takes) == 1
-
-
-def test_shared_weight_is_used_by_each_cell_by_itself():
-    dense = kl.Dense(4)
-    dense.build((None, 4))
-    found = parts([dense, kl.ReLU(), dense])
-    assert [len(part.uses) for part in found] == [2, 0, 2]
-    first, last = found[0].uses, found[2].uses
-    assert [u.variable for u in first] == [u.variable for u in last]
-    assert not names(u.tensor for u in first) & names(u.tensor for u in last)
-    for part in found[::2]:
-        assert all(d.dense is not None for d in part.dw)
-
-
-def test_cell_behind_which_nothing_is_trained_gives_nothing_back():
-    frozen, dense = kl.Dense(4, trainable=False), kl.Dense(4)
-    for layer in (frozen, dense):
-        layer.build((None, 4))
-    found = parts([frozen, dense, kl.ReLU()])
-    assert [bool(part.backward) for part in found] == [False, True, True]
-    assert [len(part.gives_back) for part in found] == [0, 0, 1]
-
-
-def test_inference_has_no_backward_pass():
-    dense = kl.Dense(4)
-    dense.build((None, 4))
-    (found,) = parts([dense], training=False)
-    assert not found.backward
-    assert all(d.dense is None and not d.slices for d in found.dw)
-
-
-def test_what_is_assigned_crosses_to_the_cell_that_reads_it():
-    class Writes(kl.Layer):
-        def __init__(self):
-            super().__init__()
-            self.kept = self.add_weight((), trainable=False)
-
-        def call(self, x):
-            self.kept.assign(keras.ops.mean(x))
-            return x * 2.0
-
-    writes = Writes()
-    reads = kl.Lambda(lambda x: x * writes.kept)
-    first, second = parts([writes, reads])
-    (_, new), *others = first.traced.new_state
-    assert not others
-    assert names(second.takes) & names(first.gives)
-    assert new.name in names([*first.gives, *second.gives])
 
 
 def test_operations_are_those_that_are_needed_or_have_side_effects():

@@ -10,7 +10,6 @@ from graphs import step_graph, types
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.graphs.bundle import Bundle
 from tfgpipe.graphs.cut import GraphCutter, WholeGraph
 
 
@@ -50,28 +49,6 @@ def kinds(subfunction):
 SPEC = tf.TensorSpec([2])
 
 
-@pytest.fixture
-def chain():
-    """sin, then tanh, then exp: tensors by their names."""
-    tensors = {}
-
-    def function(x, y):
-        tensors["a"] = tf.sin(x)
-        tensors["b"] = tf.tanh(tensors["a"]) * y
-        tensors["c"] = tf.exp(tensors["b"])
-        return tensors["c"]
-
-    graph, (x, y), _ = traced(function, SPEC, SPEC)
-    return graph, {"x": x, "y": y, **tensors}
-
-
-def test_function_holds_what_is_between_and_nothing_else(chain):
-    graph, t = chain
-    part = cut(graph).function([t["x"], t["y"], t["a"]], [t["b"]])
-    assert kinds(part) == {"Tanh", "Mul"}
-    assert {u.name for u in part.inputs} == {t["a"].name, t["y"].name}
-
-
 def test_cell_computes_once_what_its_layers_compute_alike():
     # Each attention makes the causal mask of its own.
     mask = kl.Lambda(
@@ -84,74 +61,6 @@ def test_cell_computes_once_what_its_layers_compute_alike():
     graph = step_graph(model, np.ones([4, 4]), np.ones([4, 4]))
     assert types(graph).count("GreaterEqual") == 1
     assert types(graph).count("MatMul") > 3
-
-
-def test_function_computes_what_the_graph_does(chain):
-    graph, t = chain
-    x, y = np.array([0.3, 2.0], "float32"), np.array([1.5, -1.0], "float32")
-    part = cut(graph).function([t["x"], t["y"]], [t["a"], t["c"]])
-    a, c = run(part, lambda: {t["x"].ref(): x, t["y"].ref(): y})
-    np.testing.assert_allclose(a, np.sin(x), 1e-6)
-    np.testing.assert_allclose(c, np.exp(np.tanh(np.sin(x)) * y), 1e-6)
-
-
-def test_fetch_that_is_an_input_is_handed_through(chain):
-    graph, t = chain
-    part = cut(graph).function([t["x"], t["a"]], [t["a"], t["a"]])
-    assert kinds(part) == set()
-    value = np.array([4.0, 5.0], "float32")
-    for found in run(part, lambda: {t["a"].ref(): value}):
-        np.testing.assert_array_equal(found, value)
-
-
-def test_function_of_nothing_is_empty(chain):
-    graph, t = chain
-    part = cut(graph).function([t["x"]], [])
-    assert run(part, dict) == []
-
-
-def test_sum_so_far_is_added(chain):
-    graph, t = chain
-    sums = Bundle([t["a"]], together=True)
-    part = cut(graph).function([t["a"]], [t["a"], sums], sums=sums)
-    one = np.ones(2, "float32")
-    a, total = run(part, lambda: {t["a"].ref(): one}, [np.full(2, 5.0, "f4")])
-    np.testing.assert_array_equal(a, [1, 1])
-    np.testing.assert_array_equal(total, [[6, 6]])
-
-
-def test_what_was_captured_comes_along():
-    constant, variable = tf.constant([2.0, 3.0]), tf.Variable([10.0, 20.0])
-
-    def function(x):
-        return x * constant + variable
-
-    graph, (x,), y = traced(function, SPEC)
-    part = cut(graph).function([x], [y])
-    one = np.ones(2, "float32")
-    np.testing.assert_array_equal(
-        run(part, lambda: {x.ref(): one})[0], [12, 23]
-    )
-    variable.assign([0.0, 0.0])
-    np.testing.assert_array_equal(run(part, lambda: {x.ref(): one})[0], [2, 3])
-
-
-def test_side_effects_are_left_out_unless_asked_for():
-    count = tf.Variable(0.0)
-
-    def function(x):
-        count.assign_add(1.0)
-        return x * 2.0
-
-    graph, (x,), y = traced(function, SPEC)
-    one = np.ones(2, "float32")
-    effects = graph.control_outputs
-    assert effects
-    subgraphs = cut(graph)
-    run(subgraphs.function([x], [y]), lambda: {x.ref(): one})
-    assert float(count) == 0
-    run(subgraphs.function([x], [y], effects), lambda: {x.ref(): one})
-    assert float(count) == 1
 
 
 def test_order_of_side_effects_is_kept():
@@ -208,49 +117,7 @@ def test_shapes_that_only_the_layer_knew_are_kept():
     assert concrete.structured_outputs[0].shape == (2,)
 
 
-def test_resources_and_custom_gradients_survive():
-    @tf.custom_gradient
-    def strange(x):
-        return x * 2.0, lambda dy: dy * 7.0
-
-    def function(x):
-        return tf.gradients(strange(x), x)[0]
-
-    graph, (x,), y = traced(function, SPEC)
-    part = cut(graph).function([x], [y])
-    np.testing.assert_array_equal(
-        run(part, lambda: {x.ref(): np.ones(2, "float32")})[0], [7, 7]
-    )
-
-
 # ------------------------------------------------------- what has to be carried
-def test_needed_are_those_of_some_that_something_follows_from(chain):
-    graph, t = chain
-    subgraphs = cut(graph)
-    names = [op.name for op in graph.get_operations()]
-    assert t["a"].op.name in subgraphs.needed([t["c"]], names)
-    later = names[names.index(t["a"].op.name) + 1 :]
-    assert subgraphs.needed([t["c"]], later) == {
-        t["b"].op.name,
-        t["c"].op.name,
-        *(op.name for op in graph.get_operations() if op.type == "Tanh"),
-    }
-
-
-def test_entering_are_the_tensors_that_cross_the_line(chain):
-    graph, t = chain
-    subgraphs = cut(graph)
-    later = {t["c"].op.name}
-    assert [u.name for u in subgraphs.entering(later, [], [])] == [t["b"].name]
-    assert subgraphs.entering(later, [], [t["b"]]) == []
-
-
-def test_what_is_returned_enters_if_others_make_it(chain):
-    graph, t = chain
-    subgraphs = cut(graph)
-    later = {t["c"].op.name}
-    entering = subgraphs.entering(later, [t["a"], t["c"]], [t["b"]])
-    assert [u.name for u in entering] == [t["a"].name]
 
 
 def test_size_enters_where_nothing_else_of_a_tensor_is_needed():
@@ -290,19 +157,6 @@ def test_shapes_and_views_are_repeated_rather_than_carried():
     assert len(entering) <= 2
     part = subgraphs.function([x, *entering], [y])
     assert "Sin" not in kinds(part)
-
-
-def test_random_numbers_of_a_seed_are_the_same_wherever_they_are_cut():
-    def function(seed):
-        return tf.random.stateless_normal([4], seed)
-
-    graph, (seed,), y = traced(function, tf.TensorSpec([2], tf.int32))
-    part = cut(graph).function([seed], [y])
-    value = np.array([3, 9], "int32")
-    expected = tf.function(function, autograph=False)(tf.constant(value))
-    np.testing.assert_array_equal(
-        run(part, lambda: {seed.ref(): value})[0], expected
-    )
 
 
 def before(name, nodes):
