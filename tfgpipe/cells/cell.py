@@ -121,7 +121,7 @@ class Cell:
 
     @property
     def is_stored_elsewhere(self) -> bool:
-        """Whether weights are sent to its devices when they are needed."""
+        """Says whether weights are sent to its devices when they are needed."""
         return self.stores != self.devices
 
     def store_of(self, device: str) -> str:

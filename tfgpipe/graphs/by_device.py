@@ -402,7 +402,7 @@ class _Cut:
         return _Part(operations, list(inputs.values()), [])
 
     def _key_of(self, part: _Part) -> Any:
-        """What a part computes, as a key that equal parts share.
+        """Returns what a part computes, as a key that equal parts share.
 
         They take what is common itself, and all else in the same order.
         """
@@ -544,17 +544,17 @@ def _groups(
 
 
 def _is_call(op: tf.Operation) -> bool:
-    """Whether an operation calls one function, whatever its inputs are."""
+    """Says whether an operation calls one function, whatever its inputs are."""
     return "PartitionedCall" in op.type
 
 
 def _is_large(tensor: tf.Tensor) -> bool:
-    """Whether a tensor may be more than a scalar."""
+    """Returns whether a tensor may be more than a scalar."""
     return tensor.dtype != tf.resource and tensor.shape.rank != 0
 
 
 def _is_of_scalars(op: tf.Operation) -> bool:
-    """Whether an operation makes scalars of scalars, or is a constant."""
+    """Tells whether an operation makes scalars of scalars, or is a constant."""
     if internals.is_stateful(op.type) or op.type == _GIVEN:
         return False
     tensors = [*op.inputs, *op.outputs]

@@ -115,7 +115,7 @@ class CellFunctions:
 
     @property
     def recomputes_in_backward(self) -> bool:
-        """Whether the backward pass computes again what it needs itself.
+        """Tells whether the backward pass computes again what it needs itself.
 
         XLA cannot hand the state of loops from function to function.
         """
@@ -123,7 +123,7 @@ class CellFunctions:
 
     @property
     def can_be_split(self) -> bool:
-        """Whether the two halves of the backward pass may be functions."""
+        """Says whether the two halves of the backward pass may be functions."""
         between = [*self.kept.tensors, *self.crossing.tensors]
         has_lists = any(t.dtype == tf.variant for t in between)
         return not (self.recomputes_in_backward and has_lists)
@@ -214,7 +214,7 @@ def only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:
 
 
 def _is_of_one_function(tensor: tf.Tensor) -> bool:
-    """Whether XLA knows what it is in the function alone that computed it.
+    """Says whether XLA knows what it is in the function alone that computed it.
 
     What a branch keeps for its gradient has no rows if the other one is taken;
     TensorFlow gives it a shape without rows where their number is not known.

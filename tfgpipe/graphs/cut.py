@@ -114,7 +114,7 @@ class WholeGraph:
                 self.captures.update(_read_outside(outer, own))
 
     def is_large_product(self, name: str) -> bool:
-        """Whether an operation multiplies large matrices."""
+        """Returns whether an operation multiplies large matrices."""
         op = self.operations[self.places[name]]
         if not any(word in op.type for word in _PRODUCTS):
             return False
@@ -529,7 +529,7 @@ def _maker(name: str) -> str:
 def _by_themselves(
     part: Any, found: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """What gradients of biases take, each from an operation of its own.
+    """Returns what gradients of biases take, each from an operation of its own.
 
     On CPUs, TensorFlow fuses the gradient of a convolution's filters with that
     of its bias, which it knows by the operation that both take `dy` from:

@@ -213,7 +213,7 @@ def _iterations(
 
 
 def _step(counter: tf.Tensor, condition: Any, body: Any) -> Any:
-    """What the body adds to a loop variable, if that is known."""
+    """Returns what the body adds to a loop variable, if that is known."""
     index = _index(counter, condition.inputs)
     if index is None:
         return None
@@ -225,7 +225,7 @@ def _step(counter: tf.Tensor, condition: Any, body: Any) -> Any:
 
 
 def _outside(op: tf.Operation, tensor: tf.Tensor, graph: Any) -> tf.Tensor:
-    """What a function's argument is where the operation calls it."""
+    """Returns what a function's argument is where the operation calls it."""
     index = _index(tensor, graph.inputs)
     return tensor if index is None else op.inputs[index]
 

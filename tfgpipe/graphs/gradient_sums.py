@@ -172,7 +172,7 @@ class Replacement(Gradient):
 
 
 def is_replaced(variable: Any) -> bool:
-    """Whether its gradient is what a weight becomes."""
+    """Returns whether its gradient is what a weight becomes."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
@@ -200,7 +200,7 @@ def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
 
 
 def is_continuous(tensor: Any) -> bool:
-    """Whether something is a tensor that may have a gradient."""
+    """Returns whether something is a tensor that may have a gradient."""
     return tensor is not None and (
         tensor.dtype.is_floating or tensor.dtype.is_complex
     )

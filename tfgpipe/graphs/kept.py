@@ -67,7 +67,7 @@ def fewer_kept(
     share: float,
     device_type: str = "CPU",
 ) -> list[tf.Tensor]:
-    """What to keep, so that all that is needed can be had from it.
+    """Returns what to keep, so that all that is needed can be had from it.
 
     Args:
         needed: Tensors that the backward pass takes of the forward pass.
@@ -97,7 +97,7 @@ def fewer_kept(
 
 
 def _can_be_repeated(op: tf.Operation) -> bool:
-    """Whether an operation gives the same again, and by itself.
+    """Returns whether an operation gives the same again, and by itself.
 
     Not what takes a list, as of a loop: nobody knows the bytes of one.
     """

@@ -72,13 +72,13 @@ class Part:
 
     @property
     def inputs(self) -> list[tf.Tensor]:
-        """What it takes of the forward pass that is no variable."""
+        """Returns what it takes of the forward pass that is no variable."""
         state = {t.ref() for _, t in self.traced.state}
         return [t for t in self.takes if t.ref() not in state]
 
     @property
     def state(self) -> list[tf.Tensor]:
-        """What it takes of the variables that are not trained."""
+        """Returns what it takes of the variables that are not trained."""
         inputs = {t.ref() for t in self.inputs}
         return [t for t in self.takes if t.ref() not in inputs]
 
@@ -240,7 +240,7 @@ class _Cutting:
 
 
 def _as_many(known: Sequence[Indices], gradient: Gradient) -> list[Indices]:
-    """What is known of each lookup."""
+    """Returns what is known of each lookup."""
     count = len(gradient.slices)
     if len(known) == count:
         return [*known]

@@ -134,7 +134,7 @@ def _best_run(keys: Any, ends: Any) -> tuple[int, int, int] | None:
 def _are_wired_alike(
     repeat: Repeat, operations: Sequence[Sequence[tf.Operation]], writer: _Keys
 ) -> bool:
-    """Whether blocks are equal as a whole, not only step by step."""
+    """Returns whether blocks are equal as a whole, not only step by step."""
     blocks = [
         writer.key([op for own in operations[a:b] for op in own])
         for a, b in itertools.pairwise(repeat.bounds())

@@ -39,7 +39,7 @@ _WORDS = (
 
 
 def part_key(part: Part, facts: Any, in_process: bool = True) -> str:
-    """What a part of a graph computes, as a text that equal parts share.
+    """Tells what a part of a graph computes, as a text that equal parts share.
 
     What it captures counts by identity, and must be kept alive as long as the
     text is; and a part with a state of its own is like no other. Unless the
@@ -219,6 +219,6 @@ def _numbered(text: str, number: dict[str, str]) -> str:
 
 
 def _place(text: str, number: dict[str, str]) -> str:
-    """What a node is to be near: `loc:@name`."""
+    """Returns what a node is to be near: `loc:@name`."""
     start, _, name = text.partition("@")
     return f"{start}@{number.get(name, name)}"

@@ -325,7 +325,7 @@ def _lookups(table: tf.Tensor) -> list[tf.Operation]:
 
 
 def _is_sized_by_values(op: tf.Operation, varies: Mapping[str, bool]) -> bool:
-    """Whether sizes of what it makes may follow from values that vary.
+    """Returns whether sizes of what it makes may follow from values that vary.
 
     Those are given as a few whole numbers, such as the end of a slice; `varies`
     says of operations, by their names, whether what they make does.
@@ -428,7 +428,7 @@ def _placeholders(tensors: Sequence[Any], has: Sequence[bool]) -> list[Any]:
 
 
 def _of_lookups(gradient: Any, variable: Any) -> Gradient:
-    """What TensorFlow returns as a gradient, its lookups apart."""
+    """Returns what TensorFlow returns as a gradient, its lookups apart."""
     if not isinstance(gradient, tf.IndexedSlices):
         return as_merged(Gradient(gradient), variable)
     found = lookups(gradient)

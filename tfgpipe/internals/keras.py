@@ -304,12 +304,12 @@ class _Postponed:
 
 
 def variables_are_deferred() -> bool:
-    """Whether variables that are made now get no storage."""
+    """Returns whether variables that are made now get no storage."""
     return _global_state.get_global_attribute("stateless_scope") is not None
 
 
 def is_created(variable: keras.Variable) -> bool:
-    """Whether the variable has storage."""
+    """Returns whether the variable has storage."""
     return storage(variable) is not None
 
 
@@ -344,7 +344,7 @@ def stored_dtype(variable: keras.Variable) -> tf.DType:
 
 
 def is_trained(variable: keras.Variable) -> bool:
-    """Whether Keras would train the variable."""
+    """Returns whether Keras would train the variable."""
     return variable.trainable and is_watched(variable)
 
 
@@ -389,7 +389,7 @@ def made_order(variable: keras.Variable) -> int:
 
 
 def initial_value(variable: keras.Variable) -> tf.Tensor:
-    """What a deferred variable would start with, on the current device."""
+    """Says what a deferred variable would start with, on the current device."""
     with keras.StatelessScope():
         value = variable._initializer(variable.shape, dtype=variable.dtype)
     return tf.cast(value, variable.dtype)
@@ -452,7 +452,7 @@ _FROM_LOGITS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
 
 
 def attached_to(tensor: Any, is_split: bool) -> dict[str, Any]:
-    """What Keras has hung on a tensor, by its name.
+    """Returns what Keras has hung on a tensor, by its name.
 
     So has a user: what has a value for each row, if a mini-batch `is_split`.
     And, by the name of the operation that made it, there are the logits that
@@ -576,7 +576,7 @@ def build_losses_and_metrics(
 
 
 def compiled_loss(model: keras.Model) -> Any:
-    """What `compile(loss=...)` became, or None."""
+    """Returns what `compile(loss=...)` became, or None."""
     return model._compile_loss
 
 
@@ -592,7 +592,7 @@ def own_metrics(model: keras.Model) -> list[Any]:
 
 
 def compiled_metrics(model: keras.Model) -> Any:
-    """What `compile(metrics=...)` became, or None."""
+    """Returns what `compile(metrics=...)` became, or None."""
     return model._compile_metrics
 
 
@@ -732,7 +732,7 @@ def effective_weights(
 def metric_calls(
     compile_metrics: Any, y: Any, y_pred: Any, sample_weight: Any
 ) -> list[tuple[keras.metrics.Metric, Any, Any, Any]]:
-    """What every metric would be called with: (metric, y, y_pred, weight).
+    """Says what every metric would be called with: (metric, y, y_pred, weight).
 
     Args:
         compile_metrics: All compiled metrics, which are built.
@@ -785,7 +785,7 @@ def batch_moments(layer: Any, inputs: Any, mask: Any) -> Any:
 
 
 def has_own_moments(layer: Any) -> bool:
-    """Whether a `BatchNormalization` computes moments in its own way."""
+    """Tells whether a `BatchNormalization` computes moments in its own way."""
     return type(layer)._moments is not keras.layers.BatchNormalization._moments
 
 
@@ -869,7 +869,7 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether an optimizer divides gradients by a scale of the loss."""
+    """Returns whether an optimizer divides gradients by a scale of the loss."""
     return any(
         isinstance(one, keras.optimizers.LossScaleOptimizer)
         or getattr(one, "loss_scale_factor", None) is not None
@@ -950,7 +950,7 @@ def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
 
 
 def slots(optimizer: Any, variable: keras.Variable) -> list[keras.Variable]:
-    """What an optimizer keeps for a variable."""
+    """Returns what an optimizer keeps for a variable."""
     index = optimizer._get_variable_index(variable)
     found = [own[index] for own in _slot_lists(optimizer)]
     return [slot for slot in found if slot is not None]
@@ -1025,7 +1025,7 @@ def producer(tensor: keras.KerasTensor) -> Any:
 
 
 def is_optional(tensor: keras.KerasTensor) -> bool:
-    """Whether it is a model's input that may be left out."""
+    """Returns whether it is a model's input that may be left out."""
     return getattr(producer(tensor), "optional", False)
 
 
@@ -1046,7 +1046,7 @@ class GraphCall(NamedTuple):
 
 
 def is_functional(model: Any) -> bool:
-    """Whether a model is a graph of layers, and its call runs just that.
+    """Tells whether a model is a graph of layers, and its call runs just that.
 
     So is one of a subclass that hands `inputs` and `outputs` to `keras.Model`
     and leaves `call` alone. A regulariser of what the model returns is no
@@ -1070,7 +1070,7 @@ def functional_of(model: keras.Sequential) -> Any:
 
 
 def runs_its_layers(model: keras.Sequential) -> bool:
-    """Whether the call of a `keras.Sequential` runs just its layers."""
+    """Returns whether the call of a `keras.Sequential` runs just its layers."""
     return (
         type(model).call is keras.Sequential.call
         and type(model).__call__ is keras.Sequential.__call__
@@ -1246,7 +1246,7 @@ def around_calls(
 
 
 def takes_training(model: keras.Model) -> bool:
-    """Whether Keras's steps tell a model whether it is trained."""
+    """Returns whether Keras's steps tell a model whether it is trained."""
     return bool(model._call_has_training_arg)
 
 
@@ -1271,7 +1271,7 @@ _KERAS = "keras.src."
 
 
 def is_keras_function(thing: Any) -> bool:
-    """Whether it is a function that a module of Keras has by its name."""
+    """Tells whether it is a function that a module of Keras has by its name."""
     if not is_keras(thing):
         return False
     module = sys.modules.get(thing.__module__)
@@ -1427,7 +1427,7 @@ class HoldingModel(keras.Model):
 
 
 def has_all_weights(model: keras.Model) -> bool:
-    """Whether all layers of a model are built, and none will get weights.
+    """Tells whether all layers of a model are built, and none will get weights.
 
     A `keras.Sequential` has those of its layers, built or not.
     """
@@ -1470,7 +1470,7 @@ def save_by(
 
 
 def has_group(store: Any, name: str) -> bool:
-    """Whether a file has something by a name, in a model or a layer.
+    """Returns whether a file has something by a name, in a model or a layer.
 
     `store` is what the `load_own_variables` of the model gets.
     """
@@ -1485,7 +1485,7 @@ _supports_jit = _trainer.model_supports_jit
 
 
 def supports_jit(model: keras.Model) -> bool:
-    """Whether XLA may compile the layers of a model, one by one."""
+    """Returns whether XLA may compile the layers of a model, one by one."""
     with replaced(model, "supports_jit", True):
         found: bool = _supports_jit(model)
         return found

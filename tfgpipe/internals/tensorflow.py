@@ -79,7 +79,7 @@ class Replaceable:
 
     @property
     def current(self) -> Callable:
-        """What this thread calls now."""
+        """Returns what this thread calls now."""
         return getattr(self._of_thread, "function", None) or self.original
 
     @contextlib.contextmanager
@@ -258,7 +258,7 @@ def _gradient(
     outputs: Any,
     *rest: Any,
 ) -> Any:
-    """What a tape calls to differentiate an operation."""
+    """Returns what a tape calls to differentiate an operation."""
     gradient = _backprop._gradient_function
 
     def differentiate() -> Any:
@@ -334,7 +334,7 @@ def graph_of(tensor: Any) -> Any:
 
 
 def in_control_flow(graph: Any, outside: Any) -> bool:
-    """Whether a graph is, or is inside, a branch or a loop's body.
+    """Returns whether a graph is, or is inside, a branch or a loop's body.
 
     Args:
         graph: The graph.
@@ -367,7 +367,7 @@ def tell_tapes(variable: Any) -> None:
 
 
 def tapes_are_recording() -> bool:
-    """Whether a gradient tape records what is computed now."""
+    """Returns whether a gradient tape records what is computed now."""
     return bool(_record.could_possibly_record())
 
 
@@ -396,7 +396,7 @@ def refuse_tapes(
 
 
 def in_custom_gradient(thing: Any) -> bool:
-    """Whether a function with a gradient of its own reads something.
+    """Returns whether a function with a gradient of its own reads something.
 
     It may take it as an argument: then it has a gradient for it.
     """
@@ -740,7 +740,7 @@ def in_xla() -> Iterator[None]:
 
 
 def is_in_xla() -> bool:
-    """Whether operations are made for XLA, as by `jit_compile=True`."""
+    """Returns whether operations are made for XLA, as by `jit_compile=True`."""
     graph = current_graph()
     return graph is not None and _in_xla_context(graph)
 
@@ -834,7 +834,7 @@ class OuterTensors:
         self._known: dict[int, Any] = {}
 
     def captured_as(self, tensor: tf.Tensor) -> Any:
-        """What a graph captured as this placeholder, or None."""
+        """Returns what a graph captured as this placeholder, or None."""
         if id(tensor) not in self._known:
             captures = getattr(tensor.graph, "captures", ())
             self._known.update({id(own): outer for outer, own in captures})
@@ -842,13 +842,13 @@ class OuterTensors:
 
 
 def is_eager(tensor: Any) -> bool:
-    """Whether a tensor has a value already."""
+    """Returns whether a tensor has a value already."""
     return isinstance(tensor, tf.__internal__.EagerTensor)
 
 
 # ----------------------------------------------------------------- operations
 def is_stateful(op_type: str) -> bool:
-    """Whether operations of a type have side effects."""
+    """Returns whether operations of a type have side effects."""
     op_def = _op_def_registry.get(op_type)
     return op_def is not None and op_def.is_stateful
 
@@ -863,7 +863,7 @@ READS = frozenset(_RESOURCE_READS) | {
 
 
 def is_only_read(resource: tf.Tensor) -> bool:
-    """Whether all that takes a resource, in its graph, reads it."""
+    """Returns whether all that takes a resource, in its graph, reads it."""
     return all(_only_reads(op, resource) for op in resource.consumers())
 
 
@@ -879,7 +879,7 @@ def _only_reads(op: tf.Operation, resource: tf.Tensor) -> bool:
 
 
 def takes_functions(op_type: str) -> bool:
-    """Whether operations of a type call functions that they name."""
+    """Returns whether operations of a type call functions that they name."""
     op_def = _op_def_registry.get(op_type)
     return op_def is not None and any("func" in a.type for a in op_def.attr)
 

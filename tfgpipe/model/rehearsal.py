@@ -107,7 +107,7 @@ class Rehearsals(TrainingSteps):
     """The part of `GPipe` whose steps are looked at."""
 
     def program(self, batch_size: int | None) -> Program:
-        """What a training step runs on each device. Print it.
+        """Returns what a training step runs on each device. Print it.
 
         The layers are traced; nothing is computed. Loss, labels and weights
         are like those of the mini-batch that was trained on last. Before the

@@ -95,7 +95,7 @@ def update_on_devices(
 
 
 def _is_alike(optimizer: Any) -> bool:
-    """Whether an optimizer updates weights as Keras wrote it.
+    """Returns whether an optimizer updates weights as Keras wrote it.
 
     A subclass or an attribute may replace what `update_step` calls, such as
     `assign_sub`, and ask it for more than the values of weights.
@@ -171,7 +171,7 @@ class _SharedUpdate:
             self._plain(gradient, variable, learning_rate)
 
     def _settings(self) -> Iterator[Any]:
-        """What the optimizer says in plain numbers, which may change."""
+        """Tells what the optimizer says in plain numbers, which may change."""
         for name, value in vars(self._optimizer).items():
             if isinstance(value, _PLAIN):
                 yield name, value
@@ -236,7 +236,7 @@ class _Update:
 
     @property
     def is_as_before(self) -> bool:
-        """Whether nothing was assigned that the update reads."""
+        """Returns whether nothing was assigned that the update reads."""
         return self._uses() == self._num_uses
 
     def __call__(self, given: list[tf.Tensor]) -> None:
