@@ -100,5 +100,5 @@ def test_bad_arguments_are_an_error(tmp_path, given, message):
 
 def test_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
-    with pytest.raises(ImportError, match=r"pip install 'tfgpipe\[text\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[text\]'"):
         Tokenizer(b"any")
