@@ -96,7 +96,7 @@ TRIALS = {
         "rows that are not finite, overflow, or are absurd: as never seen",
         (
             "tests/tfgpipe/model/test_nonfinite.py",
-            "tests/tfgpipe/callbacks/test_first_nonfinite.py",
+            "tests/tfgpipe/callbacks/test_stop_on_nonfinite.py",
         ),
     ),
     "workers": Trial(

@@ -170,6 +170,8 @@ class ByHand(keras.optimizers.SGD):
     """Calls the updates itself."""
 
     def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
         for rate in (0.1, 0.05):
             for gradient, variable in zip(grads, trainable_variables):
                 self.update_step(gradient, variable.value, rate)

@@ -1965,3 +1965,31 @@ def test_xla_says_what_it_cannot_translate_and_what_it_has_no_kernel_for():
     assert unfit is None
     assert internals.has_xla_kernel("MatMul")
     assert not internals.has_xla_kernel("StringJoin")
+
+
+def test_gpus_leave_int32_to_the_host():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder("int32", [2, 2])
+        added = (
+            (x + x).op,
+            (tf.cast(x, "int64") + 1).op,
+            tf.cast(x, "float32").op,
+        )
+    assert [internals.runs_on_host(op, "GPU") for op in added] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_tensors_follow_from_their_ancestors():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder("float32", [2], name="x")
+        y = tf.sin(x, name="y")
+        with tf.control_dependencies([tf.no_op(name="before")]):
+            z = tf.cos(y, name="z")
+        other = tf.exp(x, name="other").op
+    assert {*internals.ancestors([z])} == {"x", "y", "z"}
+    assert {*internals.ancestors([z], lambda t: t is y)} == {"z"}
+    assert "before" in internals.ancestors([z], with_controls=True)
+    assert "other" in internals.ancestors([z], effects=[other])

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import runs
 from processes import ROOT, Process, Workers, train, until
+from scalars import read as scalars_of
 from tiny import assert_close, assert_same, data, fit
 
 import tfgpipe
@@ -24,7 +25,7 @@ from params import datasets
 from tfgpipe.checkpoints import Folder
 from tfgpipe.hosts import link
 from tools import devices
-from tools.train import comparison, event_log
+from tools.train import comparison
 from tools.train.trainer import Trainer
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -140,7 +141,7 @@ def test_stopped_worker_is_named_after_a_minute(tmp_path):
     assert "no sign of life for 60 s" in run.output
     names = {
         name
-        for name in event_log.read(folder / "tensorboard")
+        for name in scalars_of(folder / "tensorboard")
         if name.startswith("memory_mib/")
     }
     assert names == {

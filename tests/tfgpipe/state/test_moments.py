@@ -339,7 +339,7 @@ def test_partners_have_their_tasks_together(m):
     starts = [shared.micro_batches(r).start for r in range(3)]
     for group in groups:
         assert len({(kind, k) for kind, k, _ in group}) == 1
-        owners = [shared.of(i) for _, _, i in group]
+        owners = [shared.replica_of(i) for _, _, i in group]
         assert owners == sorted(set(owners))
         assert len({i - starts[r] for r, (_, _, i) in zip(owners, group)}) == 1
     places = {task: n for n, group in enumerate(groups) for task in group}
