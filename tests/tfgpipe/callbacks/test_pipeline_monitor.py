@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as kl
-from scalars import read as scalars_of
 from tiny import (
     Interrupt,
     assert_same,
@@ -23,6 +22,7 @@ from tfgpipe import callbacks, monitor, timeline
 from tfgpipe.callbacks import pipeline_monitor
 from tfgpipe.schedules import Task
 from tfgpipe.timeline import Event
+from tools.train.monitor import read_log
 
 MEASURED = {
     "bubble",
@@ -250,7 +250,7 @@ def test_numbers_pictures_and_advice_are_written(tmp_path):
     drawn = sorted((tmp_path / "made" / "pictures").iterdir())
     assert [path.name for path in drawn] == ["epoch_0001.png", "epoch_0002.png"]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
-    scalars = scalars_of(folder / "pipeline")
+    scalars = read_log(folder / "pipeline")
     for name, values in found.items():
         if name != "loss":
             assert scalars[f"pipeline/{name}"] == [
@@ -258,7 +258,7 @@ def test_numbers_pictures_and_advice_are_written(tmp_path):
             ]
     # a resumed run goes on
     fit(model, ones(), ones(), epochs=3, initial_epoch=2, callbacks=[watch])
-    steps = scalars_of(folder / "pipeline")["pipeline/bubble"]
+    steps = read_log(folder / "pipeline")["pipeline/bubble"]
     assert [step for step, _ in steps] == [0, 1, 2]
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import runs
 from processes import ROOT, Process, Workers, train, until
-from scalars import read as scalars_of
 from tiny import assert_close, assert_same, data, fit
 
 import tfgpipe
@@ -26,6 +25,7 @@ from tfgpipe.checkpoints import Folder
 from tfgpipe.hosts import link
 from tools import devices
 from tools.train import comparison
+from tools.train.monitor import read_log
 from tools.train.trainer import Trainer
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -141,7 +141,7 @@ def test_stopped_worker_is_named_after_a_minute(tmp_path):
     assert "no sign of life for 60 s" in run.output
     names = {
         name
-        for name in scalars_of(folder / "tensorboard")
+        for name in read_log(folder / "tensorboard")
         if name.startswith("memory_mib/")
     }
     assert names == {

@@ -5,10 +5,10 @@ import json
 
 import pytest
 import tensorflow as tf
-from scalars import read as scalars_of
 from simulated import events
 
 from tfgpipe.monitor import Record, chrome_trace
+from tools.train.monitor import read_log
 
 
 def values(folder):
@@ -36,7 +36,7 @@ def test_record_is_what_tensorboard_shows(tmp_path):
         "text": b"move it",
         "images": [str(width).encode(), str(height).encode(), png],
     }
-    assert scalars_of(tmp_path / "log" / "pipeline") == {
+    assert read_log(tmp_path / "log" / "pipeline") == {
         "pipeline/bubble": [(2, 0.5)]
     }
 
