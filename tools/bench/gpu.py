@@ -25,6 +25,7 @@ compiled functions. `GiB`: at most, by TensorFlow's counters; a CPU has none.
 import dataclasses
 import importlib.util
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -98,9 +99,22 @@ _SPLIT: list[tuple[int, dict[str, Any]]] = [
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Runs the cases that have no result, and prints all that have."""
-    cases = list_cases(values)[: values.cases]
-    results = Results(pathlib.Path(values.output))
     table = report.add(Table("gpu", "", COLUMNS))
+    fill(table, list_cases(values), values, rows_of)
+
+
+def fill(
+    table: Table,
+    cases: list[Case],
+    values: flags.FlagValues,
+    make_rows: Callable[[list[Case], Results], list[dict[str, Any]]],
+) -> None:
+    """Runs the cases that have no result, and fills a table with all.
+
+    `make_rows` makes rows of results, also of a run that was interrupted.
+    """
+    cases = cases[: values.cases]
+    results = Results(pathlib.Path(values.output))
     try:
         if not values.table:
             run_cases(
@@ -111,7 +125,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
                 60 * values.minutes,
             )
     finally:  # also after Ctrl-C
-        table.rows += rows_of(cases, results)
+        table.rows += make_rows(cases, results)
         table.title = ", ".join(machines(results))
 
 

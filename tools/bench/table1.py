@@ -15,7 +15,6 @@ Results are lines of JSON in --output; rows that are there are not run again.
 Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), table 1
 """
 
-import pathlib
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -23,8 +22,8 @@ from absl import flags
 import params
 from tfgpipe.commands import command_line
 from tools.bench.case_worker import Case
-from tools.bench.cases import Results, run_cases
-from tools.bench.gpu import define_run, machines
+from tools.bench.cases import Results
+from tools.bench.gpu import define_run, fill
 from tools.flags import define
 from tools.report import Report, Table, columns
 
@@ -79,24 +78,8 @@ ROWS = [
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Runs the rows that have no result, and prints all that have."""
-    chosen = list_cases(values)[: values.cases]
-    results = Results(pathlib.Path(values.output))
     table = report.add(Table("table_1", "", COLUMNS))
-    try:
-        if not values.table:
-            run_cases(
-                chosen,
-                results,
-                values.jobs,
-                values.case_seconds,
-                60 * values.minutes,
-            )
-    finally:  # also after Ctrl-C
-        for row, case in zip(ROWS, chosen):
-            result = results.result_of(case)
-            if result is not None:
-                table.rows.append(_row(row, case, result))
-        table.title = ", ".join(machines(results))
+    fill(table, list_cases(values), values, _rows)
 
 
 def list_cases(values: flags.FlagValues) -> list[Case]:
@@ -121,6 +104,15 @@ def _case(row: Row, values: flags.FlagValues) -> Case:
         values.rounds,
         values.steps,
     )
+
+
+def _rows(cases: list[Case], results: Results) -> list[dict[str, Any]]:
+    rows = []
+    for row, case in zip(ROWS, cases):
+        result = results.result_of(case)
+        if result is not None:
+            rows.append(_row(row, case, result))
+    return rows
 
 
 def _row(row: Row, case: Case, result: dict[str, Any]) -> dict[str, Any]:
