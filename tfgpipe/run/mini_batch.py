@@ -130,14 +130,14 @@ class MiniBatch:
             for rows, label in zip(inputs, label_rows)
         ]
         # A compiled function shares no memory of what it returns.
-        is_last = self.has_parts or (
+        may_drop_outputs = self.has_parts or (
             tracer.compiles
             and training
             and traced.num_head_losses > 0
             and not is_split
         )
         adds_up = head is not None and head.metrics_add_up
-        hands_out = not (is_last and adds_up)
+        hands_out = not (may_drop_outputs and adds_up)
         self.results = Results(
             traced, cells[-1].device, self.micro_batches, self.values, hands_out
         )

@@ -263,21 +263,15 @@ class _Update:
         """Adds what is the same for all weights to the graph."""
         graph = tf.compat.v1.get_default_graph()
         outside = whole.captures
-        names: set[str] = set()
-        waiting = [t for t in tensors if t.ref() not in outside]
-        given: dict[str, tf.Tensor] = {}
-        while waiting:
-            op = waiting.pop().op
-            if op.name in names:
-                continue
-            names.add(op.name)
-            for t in op.inputs:
-                if t.ref() in outside:
-                    given[t.name] = graph.capture(outside[t.ref()])
-                else:
-                    waiting.append(t)
+        needed = internals.ancestors(tensors, lambda t: t.ref() in outside)
+        given = {
+            t.name: graph.capture(outside[t.ref()])
+            for op in needed.values()
+            for t in op.inputs
+            if t.ref() in outside
+        }
         computed = [t for t in tensors if t.ref() not in outside]
-        part = whole.definition_of(names)
+        part = whole.definition_of(needed)
         for node in part.node:
             node.input[:] = [i for i in node.input if i[0] != "^"]
         added = internals.import_definition(

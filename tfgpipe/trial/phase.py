@@ -22,12 +22,12 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel, is_continuous
+from tfgpipe.graphs import TracedModel, Values, is_continuous
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.conditions import conditions_of_rows
 from tfgpipe.trial.distance import distance
-from tfgpipe.trial.tried_graph import State, TriedGraph, Values
+from tfgpipe.trial.tried_graph import State, TriedGraph
 from tfgpipe.trial.units import Unit, Units, is_data
 
 # Of a table that is copied.

@@ -35,6 +35,7 @@ from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import (
     TracedModel,
     TraceOptions,
+    Values,
     are_distinct,
     as_tensor,
     is_continuous,
@@ -45,8 +46,6 @@ from tfgpipe.trial.units import Unit, Units, is_data
 
 # Values by the ids of variables.
 State = Mapping[int, tuple[keras.Variable, tf.Tensor]]
-
-Values = dict[Any, tf.Tensor]  # by the references of tensors
 
 
 class Lookup(NamedTuple):
