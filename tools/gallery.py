@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/gallery.md.
+"""Draws the pictures of docs/schedules.md and docs/cells.md.
 
     python -m tools.gallery
 
