@@ -32,7 +32,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
     "README.md",
     "docs/cells.md",
-    "docs/check.md",
     "docs/code.md",
     "docs/code_change.md",
     "docs/coming_from.md",
