@@ -62,7 +62,7 @@ define(
 )
 
 # With the graph optimiser on, `tf.recompute_grad` saves next to no memory: see
-# docs/measurements_cells.md.
+# docs/measurements.md.
 _BASE = "recompute_grad, as written"
 
 
