@@ -1,6 +1,5 @@
 """What is kept of a graph, where the rest may be computed again."""
 
-import itertools
 import random
 
 import keras
@@ -10,9 +9,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.cells import tracer
 from tfgpipe.devices import tensor_bytes
-from tfgpipe.graphs import kept
 from tfgpipe.graphs.kept import fewer_kept
 
 SIZES = (1, 2, 4, 8)
@@ -43,35 +40,6 @@ def some_graph(seed):
         parts = tf.reshape(tf.add(a, tf.reverse(b[:1], [0])), [-1])
         found.append(tf.tanh(tf.tile(parts[:1024], [size // 1024])))
     return x, found[2:]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_choice_is_the_cheapest_of_all(seed, monkeypatch):
-    """Of all sets of the tensors that are made, by trying each."""
-    monkeypatch.setattr(kept, "_RISE", 0.0)
-    with tf.Graph().as_default() as graph:
-        x, made = some_graph(seed)
-        needed = random.Random(seed).sample(made, 5)
-        free = {t.ref() for t in x}
-        every = [t for op in graph.get_operations() for t in op.outputs]
-
-        def cost(chosen, price):
-            ops = repeated(needed, free | {t.ref() for t in chosen})
-            work = sum(
-                round(price * kept._work(op, kept._START, 4)) for op in ops
-            )
-            return sum(max(1, tensor_bytes(t)) for t in chosen) + work
-
-        network = kept._Network(needed, free, "CPU")
-        for price in (0.05, 0.3, 1.0):
-            found = network.cut(price)
-            assert {t.ref() for t in found} <= {t.ref() for t in every}
-            least = min(
-                cost(chosen, price)
-                for count in range(len(made) + 1)
-                for chosen in itertools.combinations(made, count)
-            )
-            assert cost(found, price) <= least
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.8])
@@ -120,31 +88,6 @@ def test_equal_layers_may_be_kept_in_part():
 
 
 # ---------------------------------------------------------------- in a pipeline
-def perceptrons():
-    return [
-        keras.Input((64,)),
-        *(kl.Dense(64, "gelu", name=f"layer_{i}") for i in range(6)),
-    ]
-
-
-@pytest.mark.parametrize("share", [0.3, 0.6])
-def test_cells_keep_their_share(share, monkeypatch):
-    made = []
-
-    class Noted(tracer.CellFunctions):
-        def __init__(self, *args):
-            super().__init__(*args)
-            made.append(self)
-
-    monkeypatch.setattr(tracer, "CellFunctions", Noted)
-    remat = {0: share, 1: "never"}
-    model = tfgpipe.GPipe(perceptrons(), 2, 4, remat=remat)
-    model.compile("sgd", "mse")
-    x = np.ones((32, 64), "float32")
-    model.train_on_batch(x, x)
-    first, second = made
-    assert 0 < first.kept_share <= share
-    assert second.kept_share == 1
 
 
 def test_share_that_is_too_small_is_refused():

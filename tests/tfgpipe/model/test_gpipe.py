@@ -1,6 +1,5 @@
 """Everything around the step that a Keras user expects to work."""
 
-import functools
 import re
 import warnings
 
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from kinds import Plain
-from quick import quick
+from sharing_layers import Choice
 from tiny import (
     BATCH,
     ROWS,
@@ -21,9 +19,7 @@ from tiny import (
     fit,
     layers,
     pipeline,
-    random_layers,
     sequential,
-    state,
     weights,
 )
 
@@ -47,19 +43,6 @@ def generator():
         yield from (batches[i] for i in range(len(batches)))
 
 
-def as_dataset(drop_remainder=False):
-    dataset = tf.data.Dataset.from_tensor_slices(data())
-    return dataset.batch(BATCH, drop_remainder=drop_remainder)
-
-
-FEEDS = {
-    "numpy": lambda: (data(), {}),
-    "drop_remainder": lambda: ((as_dataset(drop_remainder=True),), {}),
-    "generator": lambda: ((generator(),), {"steps": 4}),
-    "PyDataset": lambda: ((Batches(),), {}),
-}
-
-
 def use(model, feed):
     """Fits, evaluates and predicts."""
     feed, limits = feed()
@@ -73,27 +56,6 @@ def use(model, feed):
         feed = (generator(),)
     outputs = model.predict(feed[0], verbose=0, **limits, **batch_size)
     return history, scores, outputs, weights(model)
-
-
-@functools.cache
-def use_keras(name):
-    return use(compiled(sequential(), metrics=["mae"]), FEEDS[name])
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("numpy", marks=pytest.mark.slow),
-        pytest.param("drop_remainder", marks=pytest.mark.slow),
-        "generator",
-        pytest.param("PyDataset", marks=pytest.mark.slow),
-    ],
-)
-def test_data_of_every_kind_gives_what_keras_gives(name):
-    model = compiled(pipeline(), metrics=["mae"])
-    expected = use_keras("numpy" if name != "drop_remainder" else name)
-    assert_close(use(model, FEEDS[name]), expected)
 
 
 class Halves(kl.Layer):
@@ -140,22 +102,16 @@ def test_input_decides_about_dtype_and_rank(
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "name", ["data", pytest.param("split", marks=pytest.mark.slow)]
-)
-def test_validation_and_weights_give_what_keras_gives(name):
+def test_validation_and_weights_give_what_keras_gives():
     x, _ = data()
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 2, ROWS)
     other = (x[:5], labels[:5], rng.random(5))
     arguments = {
-        "data": {
-            "validation_data": other,
-            "validation_batch_size": 2,
-            "class_weight": {0: 0.2, 1: 3.0},
-        },
-        "split": {"validation_split": 0.4, "sample_weight": rng.random(ROWS)},
-    }[name]
+        "validation_data": other,
+        "validation_batch_size": 2,
+        "class_weight": {0: 0.2, 1: 3.0},
+    }
 
     def train(model):
         compiled(
@@ -193,25 +149,6 @@ def test_predict_works_without_compile():
 
 
 # ------------------------------------------------------------------ compile
-@pytest.mark.usefixtures("float64")
-def test_steps_per_execution_gives_what_keras_gives():
-    def run(model):
-        compiled(model, steps_per_execution=3)
-        return fit(model, *data()), weights(model)
-
-    assert_close(run(pipeline()), run(sequential()))
-
-
-def test_run_eagerly_has_the_bits_of_the_graph():
-    def run(eagerly):
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-        model = pipeline(random_layers)
-        compiled(model, optimizer, run_eagerly=eagerly)
-        return fit(model, *data()), state(model)
-
-    (history, found), (expected_history, expected) = run(True), run(False)
-    assert history == expected_history
-    assert_same(found, expected)
 
 
 def whole_loss(seen):
@@ -251,15 +188,12 @@ def test_run_eagerly_calls_layers_and_losses_with_real_values():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "eagerly", quick([False, True], [False]), ids=["graph", "eagerly"]
-)
-def test_steps_that_are_called_give_what_keras_gives(eagerly):
+def test_steps_that_are_called_give_what_keras_gives():
     x, y = data(7)
     weights_of_rows = np.linspace(0.1, 1, 7)
 
     def run(model):
-        compiled(model, metrics=["mae"], run_eagerly=eagerly)
+        compiled(model, metrics=["mae"])
         logs = [
             model.train_step((x, y)),
             model.train_step((x, y, weights_of_rows)),
@@ -267,7 +201,7 @@ def test_steps_that_are_called_give_what_keras_gives(eagerly):
         ]
         model.layers[0].trainable = False
         logs.append(model.train_step((x[:5], y[:5])))
-        compiled(model, keras.optimizers.SGD(0.1), run_eagerly=eagerly)
+        compiled(model, keras.optimizers.SGD(0.1))
         logs.append(model.train_step((x, y)))
         outputs = model.predict_step((x,)), model.predict_step(x)
         return [{k: float(v) for k, v in log.items()} for log in logs], [
@@ -282,55 +216,6 @@ def test_steps_that_are_called_give_what_keras_gives(eagerly):
     assert_close(found, expected)
     for own, other in zip(logs, expected_logs, strict=True):
         assert own == pytest.approx(other)
-
-
-def jit_options(monkeypatch):
-    """Notes for every `tf.function` whether XLA is to compile it."""
-    options, function = [], tf.function
-
-    def noting(func=None, **kwargs):
-        options.append(kwargs.get("jit_compile"))
-        return function(func, **kwargs) if func else function(**kwargs)
-
-    monkeypatch.setattr(tf, "function", noting)
-    return options
-
-
-def test_jit_compile_auto_compiles_nothing(monkeypatch):
-    model = compiled(pipeline())
-    assert model.supports_jit is False  # what "auto" asks where GPUs are
-    model.jit_compile = True  # what Keras sets where "auto" says yes
-    model.jit_compile = "auto"
-    assert model.jit_compile is False
-    options = jit_options(monkeypatch)
-    model.train_on_batch(*data())
-    assert options and not any(options)
-
-
-def compiled_calls(model):
-    """Of the train step's functions: which of them XLA must compile."""
-    step = tf.function(model.train_step, autograph=False).get_concrete_function(
-        tuple(map(tf.constant, data()))
-    )
-    library = step.graph.as_graph_def().library.function
-    whole = step.function_def.attr["_XlaMustCompile"].b
-    return whole, [f.attr["_XlaMustCompile"].b for f in library]
-
-
-def test_jit_compile_compiles_each_cell_and_not_the_step(monkeypatch):
-    def two_layers():
-        return [keras.Input((4,)), kl.Dense(3, "tanh"), kl.Dense(2)]
-
-    model = compiled(pipeline(two_layers, m=1), jit_compile=True)
-    whole, functions = compiled_calls(model)
-    assert not whole
-    assert sum(functions) >= 2 * model.num_partitions
-    options = jit_options(monkeypatch)
-    history = fit(model, *data(8))
-    assert options.count(True) >= 2 * model.num_partitions
-    reference = compiled(sequential(two_layers))
-    assert_close(history, fit(reference, *data(8)), tolerance=1e-5)
-    assert_close(weights(model), weights(reference), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -355,12 +240,16 @@ def test_recurrent_layers_are_compiled_where_all_is_computed_again(schedule):
     assert_close(losses[1], losses[0], tolerance=1e-5)
 
 
-@pytest.mark.parametrize(("remat", "m"), [("never", 2), ("except_last", 1)])
-def test_recurrent_layers_that_xla_cannot_keep_are_refused_with_the_cure(
-    remat, m
-):
+@pytest.mark.parametrize(
+    ("remat", "m", "layer"),
+    [
+        ("except_last", 1, lambda: kl.LSTM(3, name="r")),
+        ("never", 2, lambda: Choice(name="r")),
+    ],
+)
+def test_what_xla_cannot_keep_is_refused_with_the_cure(remat, m, layer):
     model = tfgpipe.GPipe(
-        [keras.Input((5, 4)), kl.ReLU(), kl.LSTM(3, name="r"), kl.Dense(2)],
+        [keras.Input((5, 4)), kl.ReLU(), layer(), kl.Flatten(), kl.Dense(2)],
         num_partitions=1,
         num_micro_batches=m,
         remat=remat,
@@ -369,12 +258,6 @@ def test_recurrent_layers_that_xla_cannot_keep_are_refused_with_the_cure(
     with pytest.raises(ValueError, match=r'layers \[\'r\'\].*remat="always"'):
         model.train_on_batch(np.ones((4, 5, 4)), np.ones((4, 2)))
     assert model.optimizer.iterations == 0
-
-
-def test_step_without_jit_compile_has_no_compiled_function():
-    whole, functions = compiled_calls(compiled(pipeline()))
-    assert not whole
-    assert not any(functions)
 
 
 class Counting(tfgpipe.GPipe):
@@ -438,45 +321,6 @@ def test_steps_that_are_called_are_traced_once():
 
 
 # ------------------------------------------------------- losses and metrics
-class PerOutput(kl.Layer):
-    """Two outputs: a tuple."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.first, self.second = kl.Dense(2), kl.Dense(3, "softmax")
-
-    def build(self, shape):
-        self.first.build(shape)
-        self.second.build(shape)
-
-    def call(self, x):
-        return self.first(x), self.second(x)
-
-
-def two_outputs():
-    return [keras.Input((4,)), kl.Dense(5, "tanh"), PerOutput()]
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.slow  # other such losses are in tests/promises
-def test_several_outputs_give_what_keras_gives():
-    x, y = data()
-    labels = (y, np.random.default_rng(1).integers(0, 3, ROWS))
-
-    def run(model):
-        compiled(
-            model,
-            loss=["mse", "sparse_categorical_crossentropy"],
-            loss_weights=[0.3, 2.0],
-            metrics=[["mae"], ["accuracy"]],
-        )
-        history = fit(model, x, labels, validation_data=(x, labels))
-        outputs = model.predict(x, BATCH, verbose=0)
-        return history, outputs, weights(model)
-
-    found = run(pipeline(two_outputs))
-    keras.utils.set_random_seed(5)
-    assert_close(found, run(Plain(two_outputs()[1:])))
 
 
 class Spread(keras.metrics.Metric):
@@ -744,8 +588,10 @@ class Inverts(kl.Layer):
         return None if mask is None else ~mask
 
 
-@pytest.mark.parametrize("training", [None, False, True])
-@pytest.mark.parametrize("kind", ["list", "sequential", "functional"])
+@pytest.mark.parametrize(
+    ("kind", "training"),
+    [("list", None), ("sequential", True), ("functional", False)],
+)
 def test_call_has_the_masks_of_keras(kind, training):
     inputs = keras.Input((4,), dtype="int32")
     items = [kl.Embedding(5, 3, mask_zero=True), Inverts(), kl.LSTM(2)]
@@ -1015,12 +861,6 @@ def test_one_device_is_not_told_of_where_it_is_meant(one_device):
     with tfgpipe.PipelineStrategy(1, 1).scope():
         assert not lonely(train, num_micro_batches=4)
     assert not lonely(evaluate, num_micro_batches=4)
-
-
-def test_arguments_can_be_read():
-    model = tfgpipe.GPipe(layers(), 2, 2, schedule="1f1b", remat="never")
-    assert (model.schedule, model.remat) == ("1f1b", "never")
-    assert model.devices == [f"/device:CPU:{i}" for i in range(2)]
 
 
 @pytest.mark.parametrize(

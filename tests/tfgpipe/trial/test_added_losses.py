@@ -43,12 +43,6 @@ SUMS = {
     "after_means": lambda x, w: -ops.sum(ops.mean(x, -1)),
     "with_weights": lambda x, w: ops.sum(ops.square(x @ w)) * 2,
 }
-OTHERS = {
-    "scaled": lambda x, w: 0.1 * ops.sum(x) + ops.mean(x),
-    "largest": lambda x, w: ops.max(x),
-    "root": lambda x, w: ops.sqrt(ops.mean(ops.square(x))),
-    "spread": lambda x, w: ops.mean(ops.var(x, axis=0)),
-}
 MEANS = {
     "mean": lambda x, w: ops.mean(ops.square(x)),
     "of_weights": lambda x, w: 0.1 * ops.sum(ops.square(w)),
@@ -57,22 +51,6 @@ MEANS = {
     "divided": lambda x, w: ops.sum(x) / ops.cast(ops.shape(x)[0], "float32"),
     "constant": lambda x, w: ops.sum(ops.ones((3,))),
 }
-
-
-def test_sum_over_rows_is_warned_of_with_its_layer():
-    messages = sorted(set(warned(SUMS)))
-    assert len(messages) == len(SUMS)
-    for message, name in zip(messages, sorted(SUMS)):
-        assert f"Layer '{name}' gives `add_loss` a sum over rows" in message
-
-
-def test_what_is_no_mean_over_rows_is_warned_of():
-    """Micro-batches weigh what is linear in means over rows."""
-    messages = sorted(set(warned(OTHERS)))
-    assert len(messages) == len(OTHERS)
-    for message, name in zip(messages, sorted(OTHERS)):
-        start = f"Layer '{name}' gives `add_loss` what is no mean over rows"
-        assert message.startswith(start)
 
 
 def test_mean_over_rows_is_not_warned_of():
