@@ -241,22 +241,18 @@ def test_recurrent_layers_are_compiled_where_all_is_computed_again(schedule):
 
 
 @pytest.mark.parametrize(
-    ("remat", "m", "layer"),
+    ("k", "m", "remat", "layer"),
     [
-        ("except_last", 1, lambda: kl.LSTM(3, name="r")),
-        ("never", 2, lambda: Choice(name="r")),
+        (1, 1, "except_last", lambda: kl.LSTM(3, name="r")),
+        (2, 2, "never", lambda: Choice(name="r")),
     ],
 )
-def test_what_xla_cannot_keep_is_refused_with_the_cure(remat, m, layer):
-    model = tfgpipe.GPipe(
-        [keras.Input((5, 4)), kl.ReLU(), layer(), kl.Flatten(), kl.Dense(2)],
-        num_partitions=1,
-        num_micro_batches=m,
-        remat=remat,
-    )
+def test_what_xla_cannot_keep_is_refused_with_the_cure(k, m, remat, layer):
+    layers = [kl.Dense(4), layer(), kl.Dense(1)]
+    model = tfgpipe.GPipe([keras.Input((5, 4)), *layers], k, m, remat=remat)
     compiled(model, "sgd", jit_compile=True)
     with pytest.raises(ValueError, match=r'layers \[\'r\'\].*remat="always"'):
-        model.train_on_batch(np.ones((4, 5, 4)), np.ones((4, 2)))
+        model.train_on_batch(np.ones((7, 5, 4)), np.ones((7, 1)))
     assert model.optimizer.iterations == 0
 
 
