@@ -25,6 +25,7 @@ from tfgpipe.monitor import (
     tokens_of_example,
     typical,
 )
+from tfgpipe.plans import Plan
 from tfgpipe.run import Event
 
 _STEPS = 3  # that are measured in an epoch, and that advice needs
@@ -91,6 +92,11 @@ class PipelineMonitor(keras.callbacks.Callback):
             `peak_flops` is given.
         say: Called with each sentence of advice. Defaults to printing it; None
             for silence.
+        plan: The `tfgpipe.plan` by which the model is trained, or None. After
+            `fit` a sentence tells how far it was off: the seconds of a step
+            are those of the last epoch, without a clock, if its mini-batches
+            have as many rows as the plan's; the bytes are the most that an
+            accelerator has held since the program began.
 
     Attributes:
         advice: The last sentence of advice; None before there is one.
@@ -123,6 +129,7 @@ class PipelineMonitor(keras.callbacks.Callback):
         peak_flops: float | None = None,
         flops_of_example: float | None = None,
         say: Callable[[str], object] | None = print,
+        plan: Plan | None = None,
     ) -> None:
         super().__init__()
         (self._every,) = checked_counts(every=every)
@@ -138,6 +145,12 @@ class PipelineMonitor(keras.callbacks.Callback):
         )
         self._flops: float | None = None
         self._say = checked_sink("say", say)
+        if plan is not None and not isinstance(plan, Plan):
+            raise ValueError(
+                "`plan` must be what `tfgpipe.plan` returns, or None. "
+                f"Received: plan={plan!r}."
+            )
+        self._plan = plan
         self._rates: Any = None
         self._step: TimedStep | None = None
         self._measured = collections.deque[Measured](maxlen=2 * _STEPS)
@@ -231,6 +244,8 @@ class PipelineMonitor(keras.callbacks.Callback):
     def on_train_end(self, logs: dict | None = None) -> None:
         """Gives advice on the last epoch, and closes the log."""
         self._tell()
+        if self._plan is not None:
+            self._say(self._beside_plan(self._plan))
         self._record.close()
 
     # ---------------------------------------------------------- what it does
@@ -261,6 +276,17 @@ class PipelineMonitor(keras.callbacks.Callback):
             **timeline.summary(self.events, layout.numbers),
             "boundary_mib": measured.sent_bytes / 2**20,
         }
+
+    def _beside_plan(self, plan: Plan) -> str:
+        """Says how far the plan was off."""
+        rate = self.history.get("examples_per_second")
+        rows = {step.num_rows for step in self._measured}
+        is_as_planned = rate and rows == {plan.batch_size}
+        held = accelerator_mib(self.model.devices)
+        return plan.compare(
+            plan.batch_size / rate[-1] if rate and is_as_planned else None,
+            [2**20 * held[name] for name in held if name.endswith("_peak")],
+        )
 
     def _tell(self) -> None:
         """Says what there is to say, where no progress bar is in its line."""

@@ -47,7 +47,8 @@ flags.DEFINE_string(
 flags.DEFINE_float(
     "memory_gib",
     None,
-    "GiB that a device may hold. Default: the machine's.",
+    "GiB that a device has, a fifth of which is left free. Default: the "
+    "machine's.",
     0,
     flag_values=FLAGS,
 )

@@ -6,6 +6,7 @@ grows with the rows is a line through both.
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,7 @@ def layer_sizes(
                 live_bytes=live,
                 float_bytes=floats,
                 memory=_memory_line(some[3], more[3]),
+                dtype=some[4],
             )
         )
     return sizes
@@ -58,11 +60,11 @@ def layer_sizes(
 
 def _steps_for(
     placed: Placed, rows: int
-) -> list[tuple[float, int, int, StepMemory]]:
+) -> list[tuple[float, int, int, StepMemory, str]]:
     """Returns what each step needs for so many rows.
 
     FLOPs, bytes of what is alive before it, of what of that may have a
-    gradient, and what its tasks need.
+    gradient, what its tasks need, and the dtype of most FLOPs.
     """
     steps = placed.differentiated(rows)
     memory = memory_of_steps([step.part for step in steps])
@@ -72,9 +74,20 @@ def _steps_for(
             sum(map(tensor_bytes, step.live)),
             sum(map(tensor_bytes, filter(is_continuous, step.live))),
             needs,
+            _dtype(step.part.operations),
         )
         for step, needs in zip(steps, memory)
     ]
+
+
+def _dtype(operations: Sequence[tf.Operation]) -> str:
+    """Returns the floating-point dtype in which most FLOPs are computed."""
+    flops: dict[str, float] = collections.defaultdict(float)
+    for operation in operations:
+        dtypes = [t.dtype for t in operation.outputs if t.dtype.is_floating]
+        for dtype in dtypes[:1]:
+            flops[dtype.name] += operation_flops(operation)
+    return max(flops, key=flops.__getitem__, default="float32")
 
 
 def _memory_line(few: StepMemory, many: StepMemory) -> StepMemory:

@@ -78,6 +78,7 @@ class LayerSize(NamedTuple):
             cell begins with it.
         float_bytes: Of these, what has a gradient, which crosses back.
         memory: Of its tasks: `Bytes`.
+        dtype: In which most of its FLOPs are computed.
     """
 
     name: str
@@ -90,6 +91,7 @@ class LayerSize(NamedTuple):
     live_bytes: float
     float_bytes: float
     memory: StepMemory
+    dtype: str = "float32"
 
 
 def kept_sizes(steps: Sequence[StepMemory]) -> list[list[Any]]:

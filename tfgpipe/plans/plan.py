@@ -19,6 +19,8 @@ from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import num_columns
 from tfgpipe.checks import (
     as_count,
+    checked_amount,
+    checked_bool,
     checked_choice,
     checked_counts,
     checked_positive,
@@ -72,7 +74,8 @@ class Plan:
         device_names: Names of all devices.
         names_are_given: Whether the user named them.
         memory_limit: Bytes of a device; None for any.
-        basis: What seconds are from.
+        basis: Where seconds come from, and whether XLA compiles the cells.
+        margin: Share of `memory_limit` that is left free.
     """
 
     choices: tuple[Prediction, ...]
@@ -81,6 +84,7 @@ class Plan:
     names_are_given: bool
     memory_limit: float | None
     basis: str
+    margin: float = 0.0
 
     @property
     def best(self) -> Prediction:
@@ -120,6 +124,33 @@ class Plan:
                 self.device_names[: setting.num_devices]
             )
         return arguments
+
+    def compare(
+        self, step_seconds: float | None, device_bytes: Sequence[float] = ()
+    ) -> str:
+        """Returns a sentence: how far the plan was from what was measured.
+
+        Args:
+            step_seconds: Seconds of a step; None if not measured.
+            device_bytes: The most that each device has held; none if not
+                measured.
+        """
+        found = []
+        if step_seconds is not None:
+            planned = self.step_seconds
+            found.append(
+                f"a step takes {step_seconds:.3g} s, {planned:.3g} s planned "
+                f"({step_seconds / planned - 1:+.0%})"
+            )
+        if device_bytes:
+            held, most = max(device_bytes), max(self.device_bytes)
+            found.append(
+                f"the fullest device held {_mib(held)}, {_mib(most)} planned "
+                f"({held / most - 1:+.0%})"
+            )
+        else:
+            found.append("the bytes of these devices are not counted")
+        return f"The plan, and what was measured: {'; '.join(found)}."
 
     def strategy(self) -> PipelineStrategy:
         """A new strategy of the plan's replicas, on the plan's devices."""
@@ -164,11 +195,12 @@ class Plan:
             ).rstrip()
             for line in lines
         ]
-        limit = (
-            "no memory limit"
-            if self.memory_limit is None
-            else f"at most {self.memory_limit / _MIB:,.0f} MiB a device"
-        )
+        limit = "no memory limit"
+        if self.memory_limit is not None:
+            limit = (
+                f"at most {self.memory_limit / _MIB:,.0f} MiB a device, "
+                f"{self.margin:.0%} of them left free"
+            )
         if self.best.setting.weights_on != "devices":
             limit += ", weights on the host"
         head = f"mini-batches of {self.batch_size}; {limit}; {self.basis}"
@@ -199,9 +231,11 @@ class Plan:
         """Names the largest cause that makes a choice slower than the best."""
         best = self.best
         if choice is best:
-            limit = self.memory_limit
-            fits = limit is None or max(choice.device_bytes) <= limit
-            return "the plan" if fits else "does not fit"
+            limit = self.memory_limit or math.inf
+            if max(choice.device_bytes) > limit:
+                return "does not fit"
+            fits = max(choice.device_bytes) <= limit * (1 - self.margin)
+            return "the plan" if fits else "needs some of the margin"
         more = choice.step_seconds / best.step_seconds - 1
         causes = {
             f"bubble {choice.bubble:.0%}": choice.bubble * choice.step_seconds
@@ -232,6 +266,8 @@ def plan(
     num_replicas: int | None = 1,
     inputs: Any = None,
     setting: Mapping[str, Any] | None = None,
+    margin: float = 0.2,
+    jit_compile: bool | str = "auto",
 ) -> Plan:
     """Chooses the arguments of `GPipe`: predicts them, and takes the fastest.
 
@@ -264,6 +300,11 @@ def plan(
             `GPipe` does, except that there is one group, or one a region where
             XLA compiles, and that a cut which is not given is by seconds, as in
             any plan. It need not fit into the memory.
+        margin: Share of a device's memory that the plan leaves free, below 1:
+            for what it does not know, such as workspaces and fragments.
+        jit_compile: Whether XLA compiles the cells, as in `compile`: True,
+            False, or "auto", on accelerators if all layers allow it. A profile
+            says by itself whether they were compiled.
 
     Returns:
         The plan. Print it, and see `Plan.arguments`.
@@ -316,6 +357,14 @@ def plan(
         limit = None
     if limit is not None:
         limit = checked_positive("memory_limit", limit, "in bytes")
+    margin = checked_amount("margin", margin, "a share of the memory, below 1")
+    if margin >= 1:
+        raise ValueError(
+            "`margin` must be a share of a device's memory, from 0 to below 1. "
+            f"Received: margin={margin}."
+        )
+    if jit_compile != "auto":
+        checked_bool("jit_compile", jit_compile)
     replicas = _replicas(num_replicas, num_devices)
     if rows < min(replicas):
         raise ValueError(
@@ -323,14 +372,19 @@ def plan(
             f"batch_size={rows} and num_replicas={num_replicas}."
         )
     with internals.outside_functions(), internals.without_strategy():
-        model = sized(source, inputs, optimizer, names)
+        # A machine that is not here is an accelerator, too.
+        planned = names
+        if known is not None and not are_given and profile is None:
+            kind = known.device_type
+            planned = tuple(f"{kind}:{i}" for i in range(num_devices))
+        model = sized(source, inputs, optimizer, planned)
         if profile is not None:
             profile.check([size.name for size in model.sizes], model.keys)
 
     def workload_of(rows: float) -> Workload:
         if profile is not None:
             return model.by_profile(profile, rows)
-        return model.by_flops(machine_of(known), rows)
+        return model.by_flops(machine_of(known), rows, jit_compile)
 
     # The search asks for the same workloads and cuts again and again.
     problem = PlanProblem(
@@ -340,14 +394,14 @@ def plan(
         rows,
         num_devices,
         replicas,
-        limit,
+        None if limit is None else (1 - margin) * limit,
         known,
-        _have_host(names),
+        _have_host(model.devices),
     )
     if setting is None:
         choices = fastest_settings(problem, NUM_CHOICES)
         if not choices:
-            _raise_nothing_fits(problem, model)
+            _raise_nothing_fits(problem, model, limit or math.inf, margin)
     else:
         wanted = user_setting(
             problem, layers, names, setting, source.steps_per_cell
@@ -355,10 +409,19 @@ def plan(
         choices = [predict(problem.workload_for(wanted), wanted, known)]
     if profile is not None:
         _warn_of_guesses(profile, choices[0].setting, rows)
-    basis = "seconds as measured"
-    if profile is None and known is not None:
-        basis = f"seconds from FLOPs on {known.name}"
-    return Plan(tuple(choices), rows, names, are_given, limit, basis)
+    best = choices[0].setting
+    is_compiled = problem.workload_for(best).is_compiled
+    cells = f"cells {'' if is_compiled else 'not '}compiled by XLA"
+    basis = f"seconds as measured, {cells}"
+    if known is not None and profile is None:
+        basis = f"seconds from FLOPs on {known.name}, {cells}"
+    elif known is not None:
+        per_task = rows / (best.num_replicas * best.num_micro_batches)
+        by_flops = model.by_flops(known, per_task, is_compiled)
+        guess = predict(by_flops, best, known).step_seconds
+        ratio = choices[0].step_seconds / guess
+        basis += f", {ratio:.2g} times those from FLOPs on {known.name}"
+    return Plan(tuple(choices), rows, names, are_given, limit, basis, margin)
 
 
 def _have_host(names: Sequence[str]) -> bool:
@@ -424,9 +487,10 @@ def _replicas(num_replicas: int | None, num_devices: int) -> tuple[int, ...]:
     return (count,)
 
 
-def _raise_nothing_fits(problem: PlanProblem, model: SizedModel) -> None:
+def _raise_nothing_fits(
+    problem: PlanProblem, model: SizedModel, limit: float, margin: float
+) -> None:
     """Says what would fit, and which layer is largest."""
-    limit = _mib(problem.limit)
     sizes, layers = model.sizes, model.placed.layers
     largest, layer = max(
         zip(sizes, layers, strict=True),
@@ -439,8 +503,10 @@ def _raise_nothing_fits(problem: PlanProblem, model: SizedModel) -> None:
         cures.append("pass `shards` of that layer to `GPipe`, without a plan")
     raise ValueError(
         "`memory_limit` must be enough for some number of cells and "
-        f"micro-batches. Received: {limit} for each of {problem.num_devices} "
-        f"devices, and batch_size={problem.batch_size}. The nearest needs "
+        f"micro-batches. Received: {_mib(limit)} for each of "
+        f"{problem.num_devices} devices, of which margin={margin} leaves "
+        f"{_mib(problem.limit)}, and batch_size={problem.batch_size}. "
+        "The nearest needs "
         f"{_mib(max(nearest.device_bytes))}: "
         f"num_partitions={setting.num_partitions}, num_micro_batches="
         f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
@@ -618,16 +684,22 @@ class SizedModel(NamedTuple):
         """Returns the steps of each cell, as `GPipe` cuts by their costs."""
         return [*self.source.cut(costs, num_partitions, regions)]
 
-    def by_flops(self, machine: Machine, rows: float) -> Workload:
+    def by_flops(
+        self, machine: Machine, rows: float, jit_compile: bool | str = "auto"
+    ) -> Workload:
         """For micro-batches of so many rows, with seconds from FLOPs."""
+        if not tf.config.experimental.tensor_float_32_execution_enabled():
+            machine = machine.without_tf32()
         seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
         last = seconds[-1].of  # the loss behind it is taken to keep its outputs
         last["recompute_last"] = last["recompute"]
-        compiles = device_names.has_accelerator(self.devices) and all(
-            inner.supports_jit
-            for layer in self.source.layers
-            for inner in internals.flat_layers(layer)
-        )
+        if jit_compile == "auto":
+            jit_compile = device_names.has_accelerator(self.devices) and all(
+                inner.supports_jit
+                for layer in self.source.layers
+                for inner in internals.flat_layers(layer)
+            )
+        compiles = bool(jit_compile)
         return self.workload(seconds, machine.task_seconds, rows, compiles)
 
     def by_profile(self, profile: Profile, rows: float) -> Workload:

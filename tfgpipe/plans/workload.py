@@ -7,15 +7,21 @@ peak rate that layers are taken to reach.
 
 Pure Python: nothing here knows TensorFlow.
 
-References:
+References, for the figures of `MACHINES`:
     * [P100](https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-PCIe-datasheet.pdf)
     * [V100](https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf)
     * [T4](https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf)
     * [A100](https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf)
+    * [H100](https://www.nvidia.com/en-us/data-center/h100/), SXM
+    * [H200](https://www.nvidia.com/en-us/data-center/h200/), SXM
+    * [B200](https://resources.nvidia.com/en-us-blackwell-architecture), HGX
     * [L4](https://www.nvidia.com/en-us/data-center/l4/)
-    * [H100](https://www.nvidia.com/en-us/data-center/h100/)
+    * [L40S](https://www.nvidia.com/en-us/data-center/l40s/)
+    * [RTX 4090](https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf)
     * [TPU v2 and v3](https://doi.org/10.1145/3360307), Jouppi et al., 2020,
       table 3; a chip has two cores
+    * [TPU v4 to v6e](https://docs.cloud.google.com/tpu/docs/v6e), and the pages
+      of the others beside it
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,14 +48,19 @@ class Machine:
     """One kind of accelerator, and what joins it to others.
 
     Attributes:
-        flops: Peak floating-point operations a second.
+        flops: Peak floating-point operations a second, of float32 as TensorFlow
+            multiplies it by default, and of what is not in `flops_by_dtype`.
         memory: Bytes.
         memory_bandwidth: Bytes a second to and from its memory.
         bandwidth: Bytes a second to another accelerator, one way.
         latency: Seconds that a transfer takes besides.
+        host_bandwidth: Bytes a second to and from its host, one way.
         task_seconds: Seconds that a task takes besides its operations.
         efficiency: Share of `flops` that layers reach.
         name: Of the kind.
+        flops_by_dtype: Other peaks, by the dtype in which a layer computes:
+            "bfloat16", "float16", and "float32" where TensorFlow is told not
+            to use TF32.
 
     Raises:
         ValueError: If a figure is no positive number.
@@ -77,55 +88,98 @@ class Machine:
     task_seconds: float = 100e-6
     efficiency: float = 0.5
     name: str = "machine"
+    flops_by_dtype: Mapping[str, float] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "name":
-                continue
-            is_time = field.name in ("latency", "task_seconds")
-            most = 1 if field.name == "efficiency" else math.inf
+        figures = {**vars(self), **dict(self.flops_by_dtype)}
+        for name in ("name", "flops_by_dtype"):
+            del figures[name]
+        for name, value in figures.items():
+            is_time = name in ("latency", "task_seconds")
+            most = 1 if name == "efficiency" else math.inf
             is_right = is_amount(value) and value <= most
             if not is_right or (value == 0 and not is_time):
                 kind = "a number from 0" if is_time else "a positive number"
                 raise ValueError(
-                    f"`{field.name}` of a machine must be {kind}"
+                    f"`{name}` of a machine must be {kind}"
                     f"{' of at most 1' if most == 1 else ''}, in bytes, "
                     "seconds, or operations or bytes a second. "
-                    f"Received: {field.name}={value!r}."
+                    f"Received: {name}={value!r}."
                 )
 
+    @property
+    def device_type(self) -> str:
+        """TensorFlow's type of such devices."""
+        return "TPU" if self.name.startswith("tpu") else "GPU"
 
-def _gpu(
-    name: str, flops: float, gib: float, memory: float, link: float
+    def without_tf32(self) -> Machine:
+        """Returns the machine where float32 is multiplied as such."""
+        flops = self.flops_by_dtype.get("float32", self.flops)
+        return dataclasses.replace(self, flops=flops)
+
+    def seconds(self, flops: float, dtype: str) -> float:
+        """Returns how long so many operations take that layers have."""
+        is_other = dtype != "float32"
+        peak = self.flops_by_dtype.get(dtype) if is_other else None
+        return flops / ((peak or self.flops) * self.efficiency)
+
+
+def _kind(
+    name: str,
+    flops: float,
+    gib: float,
+    memory: float,
+    link: float,
+    host: float = 12,
+    **flops_by_dtype: float,
 ) -> Machine:
     return Machine(
         flops=flops * 1e12,
         memory=gib * 2**30,
         memory_bandwidth=memory * 1e9,
         bandwidth=link * 1e9,
+        host_bandwidth=host * 1e9,
         name=name,
+        flops_by_dtype={k: v * 1e12 for k, v in flops_by_dtype.items()},
     )
+
+
+def _tensor_cores(float32: float, bfloat16: float) -> dict[str, float]:
+    return {"float32": float32, "bfloat16": bfloat16, "float16": bfloat16}
 
 
 MACHINES = {
     machine.name: machine
     for machine in (
-        _gpu("p100", 9.3, 16, 732, 16),
-        _gpu("v100", 15.7, 32, 900, 150),
-        _gpu("t4", 8.1, 16, 320, 16),
-        _gpu("l4", 30.3, 24, 300, 32),
-        _gpu("a100", 156, 80, 2039, 300),
-        _gpu("h100", 494, 80, 3350, 450),
-        _gpu("tpu_v2_core", 23, 8, 350, 62),
-        _gpu("tpu_v3_core", 61.5, 16, 450, 82),
+        # TFLOP/s, GiB; GB/s of the memory, to another one, and to the host;
+        # then TFLOP/s of other dtypes, dense. NVIDIA prints sparse ones, twice
+        # as many, for most kinds since the H100.
+        _kind("p100", 9.3, 16, 732, 16, float16=18.7),
+        _kind("v100", 15.7, 32, 900, 150, float16=125),
+        _kind("t4", 8.1, 16, 320, 16, float16=65),
+        _kind("l4", 60, 24, 300, 32, 24, **_tensor_cores(30.3, 121)),
+        _kind("l40s", 183, 48, 864, 32, 24, **_tensor_cores(91.6, 362)),
+        _kind("rtx_4090", 82.6, 24, 1008, 32, 24, **_tensor_cores(82.6, 165)),
+        _kind("a100", 156, 80, 2039, 300, 24, **_tensor_cores(19.5, 312)),
+        _kind("h100", 494, 80, 3350, 450, 48, **_tensor_cores(67, 989)),
+        _kind("h200", 494, 141, 4800, 450, 48, **_tensor_cores(67, 989)),
+        _kind("b200", 1100, 180, 7700, 900, 48, **_tensor_cores(80, 2250)),
+        _kind("tpu_v2_core", 23, 8, 350, 62),
+        _kind("tpu_v3_core", 61.5, 16, 450, 82),
+        _kind("tpu_v4", 275, 32, 1200, 50),
+        _kind("tpu_v5e", 197, 16, 819, 50),
+        _kind("tpu_v5p", 459, 95, 2765, 100),
+        _kind("tpu_v6e", 918, 32, 1638, 100, 48),
     )
 }
 """Kinds of accelerators that `plan` knows, by their names.
 
-`flops` are for float32 as TensorFlow multiplies it: TF32 on A100 and H100,
-bfloat16 on TPUs. `bandwidth` is NVLink's where the kind has it, else
-PCI express.
+`flops` are for float32 as TensorFlow multiplies it: TF32 on GPUs since the
+A100, bfloat16 on TPUs. `bandwidth` is NVLink's where the kind has it, a link
+between neighbours of a TPU, else PCI express. `host_bandwidth` is three
+quarters of PCI express's, of the third generation where the maker does not say.
 
 Example:
 
@@ -164,11 +218,14 @@ def machine_named(name: str) -> Machine | None:
     >>> machine_named("Radeon VII")
     """
     words = re.split(r"[^a-z0-9]+", name.lower())
-    known = next((MACHINES[word] for word in words if word in MACHINES), None)
-    if "mig" in words:  # a part of one
+    pairs = map("_".join, itertools.pairwise(words))
+    kinds = [word for word in (*words, *pairs) if word in MACHINES]
+    # A part of one, and slower ones of the same name.
+    if not kinds or {"mig", "laptop", "d"} & {*words}:
         return None
+    known = MACHINES[kinds[0]]
     size = re.search(r"\b(\d+) ?gb\b", name.lower())
-    if known is None or size is None:
+    if size is None:
         return known
     return dataclasses.replace(known, memory=int(size[1]) * 2.0**30)
 
@@ -190,7 +247,7 @@ def seconds_by_flops(
     )
     moved = size.weight_bytes + read + results
     forward = max(
-        rows * size.flops / (machine.flops * machine.efficiency),
+        machine.seconds(rows * size.flops, size.dtype),
         moved / machine.memory_bandwidth,
     )
     is_trained = size.num_params > 0

@@ -297,6 +297,32 @@ def test_tokens_and_memory_are_told_where_they_are_known(monkeypatch):
     )
 
 
+def test_how_far_the_plan_was_off_is_told(monkeypatch):
+    said = []
+    model = dense()
+    plan = tfgpipe.plan(
+        model.layers,
+        16,
+        machine="v100",
+        devices=model.devices,
+        optimizer="sgd",
+        inputs=keras.Input((4,)),
+        setting={"num_partitions": 2, "num_micro_batches": 2},
+    )
+    held = {"GPU:0_current": 0.0, "GPU:0_peak": 2 * max(plan.device_bytes)}
+    mib = {name: count / 2**20 for name, count in held.items()}
+    monkeypatch.setattr(pipeline_monitor, "accelerator_mib", lambda _: mib)
+    watching = callbacks.PipelineMonitor(say=said.append, plan=plan)
+    model.fit(ones(64), ones(64), 16, epochs=2, verbose=0, callbacks=[watching])
+    assert " s planned (+" in said[-1]
+    assert said[-1].endswith(" planned (+100%).")
+    # A step of other mini-batches is another step.
+    model.fit(ones(64), ones(64), 8, verbose=0, callbacks=[watching])
+    assert "a step takes" not in said[-1]
+    with pytest.raises(ValueError, match="`plan` must be what"):
+        quiet(plan="a plan")
+
+
 def test_models_of_plain_keras_are_refused():
     plain = keras.Sequential([kl.Dense(4)])
     plain.compile("sgd", "mse")

@@ -88,8 +88,15 @@ def test_nothing_is_allocated():
 def test_memory_limit_is_kept():
     free = planned()
     limit = 0.97 * max(free.device_bytes)
-    tight = planned(memory_limit=limit)
+    tight = planned(memory_limit=limit, margin=0)
     assert max(tight.device_bytes) <= limit
+    wary = planned(memory_limit=limit)
+    assert max(wary.device_bytes) <= 0.8 * limit
+    assert ", 20% of them left free" in str(wary)
+    chosen = {k: v for k, v in tight.arguments.items() if k != "devices"}
+    assert "needs some of the margin" in str(
+        planned(memory_limit=limit, setting=chosen)
+    )
     fastest = [
         min(own.step_seconds for own in plan.choices) for plan in (tight, free)
     ]
@@ -203,6 +210,9 @@ def test_more_devices_than_there_are_can_be_planned_for():
         ({"setting": {}, "num_replicas": None}, "with which nothing is chosen"),
         ({"batch_size": 2, "num_replicas": 4}, "at least the number of replic"),
         ({"memory_limit": -1}, "`memory_limit` must be a positive"),
+        ({"margin": 1}, "`margin` must be a share of a device's memory"),
+        ({"margin": -0.1}, "`margin` must be a finite number from 0"),
+        ({"jit_compile": "no"}, "`jit_compile` must be"),
         ({"num_replicas": 5}, "at most the number of devices, 4"),
         ({"layers": [kl.Dense(3)]}, "`inputs` must tell"),
         (
@@ -271,8 +281,12 @@ def test_measured_seconds_make_a_plan():
     x = np.ones((32, 8), np.float32)
     profile = tfgpipe.profile(layers, x, seconds=0.2, device="CPU:0", verbose=0)
     plan = tfgpipe.plan(layers, 32, profile, devices=CPUS[:2])
-    assert plan.basis == "seconds as measured"
+    assert plan.basis == "seconds as measured, cells not compiled by XLA"
     assert plan.memory_limit is None
+    options = {"profile": profile, "machine": MACHINE, "devices": 1}
+    setting = {"num_micro_batches": 1}
+    beside = tfgpipe.plan(layers, 32, setting=setting, **options)
+    assert "times those from FLOPs on slow" in beside.basis
     tfgpipe.GPipe(layers, **plan.arguments)
     others = [keras.Input((8,))] + [
         kl.Dense(8, "relu", name=f"dense_{i}") for i in range(4)
@@ -363,3 +377,37 @@ def test_machine_is_that_of_the_gpus_here(monkeypatch):
     found = tfgpipe.plan(dense(), 64, devices=CPUS[:2])
     assert found.memory_limit == 40 * 2**30
     assert "seconds from FLOPs on a100" in str(found)
+
+
+def test_layers_of_bfloat16_are_planned_as_faster():
+    def seconds(policy):
+        layers = [keras.Input((512,))]
+        layers += [kl.Dense(512, dtype=policy) for _ in range(2)]
+        plan = planned(
+            layers,
+            2**16,
+            devices=1,
+            machine="h100",
+            setting={"num_micro_batches": 1},
+        )
+        return plan.step_seconds
+
+    assert seconds("mixed_bfloat16") < seconds("float32")
+
+
+@pytest.mark.parametrize("jit_compile", ["auto", True, False])
+def test_a_machine_that_is_elsewhere_compiles_unless_told(jit_compile):
+    plan = planned(devices=2, machine="v100", jit_compile=jit_compile)
+    is_compiled = jit_compile is not False
+    assert (plan.arguments["remat_groups"] is None) == is_compiled
+    word = "compiled" if is_compiled else "not compiled"
+    assert plan.basis == f"seconds from FLOPs on v100, cells {word} by XLA"
+
+
+def test_plan_says_how_far_it_was_off():
+    plan = planned()
+    held = [1.25 * n for n in plan.device_bytes]
+    text = plan.compare(2 * plan.step_seconds, held)
+    assert "planned (+100%); the fullest device" in text
+    assert text.endswith("planned (+25%).")
+    assert "are not counted" in plan.compare(1.0)

@@ -43,6 +43,22 @@ def test_efficiency_is_a_share():
         Machine(**FIGURES, efficiency=2)
 
 
+def test_seconds_are_those_of_the_dtype_in_which_layers_compute():
+    machine = MACHINES["h100"]
+    seconds = {
+        dtype: machine.seconds(1e15, dtype)
+        for dtype in ("float32", "bfloat16", "float64")
+    }
+    assert seconds["bfloat16"] == 1e15 / (989e12 * machine.efficiency)
+    assert seconds["float32"] == 1e15 / (494e12 * machine.efficiency)
+    assert seconds["float64"] == seconds["float32"]  # nothing else is known
+    plain = machine.without_tf32()
+    assert plain.seconds(1e15, "float32") == 1e15 / (67e12 * 0.5)
+    assert MACHINES["v100"].without_tf32() == MACHINES["v100"]
+    with pytest.raises(ValueError, match="`float16` of a machine must be"):
+        Machine(**FIGURES, flops_by_dtype={"float16": 0})
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "gib"),
     [
@@ -52,6 +68,9 @@ def test_efficiency_is_a_share():
         ("NVIDIA A100-SXM4-40GB", "a100", 40),
         ("NVIDIA H100 80GB HBM3", "h100", 80),
         ("NVIDIA L4", "l4", 24),
+        ("NVIDIA L40S", "l40s", 48),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090", 24),
+        ("NVIDIA H200", "h200", 141),
     ],
 )
 def test_machine_is_known_by_its_makers_name(name, kind, gib):
@@ -63,6 +82,9 @@ def test_machine_is_known_by_its_makers_name(name, kind, gib):
 MIG = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 
 
-@pytest.mark.parametrize("name", ["", "NVIDIA RTX 3090", "NVIDIA L40S", MIG])
+LAPTOP = "NVIDIA GeForce RTX 4090 Laptop GPU"
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA RTX 3090", LAPTOP, MIG])
 def test_other_names_are_no_machine(name):
     assert machine_named(name) is None
