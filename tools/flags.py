@@ -11,12 +11,15 @@ from tools.report import define_format
 flags.disclaim_key_flags()  # they are those of the modules that define them
 
 
+FIGURE = (str, "Write docs/figures/FIGURE.json, for pages.")
+
+
 def new_flags(rounds: int) -> flags.FlagValues:
     """Makes the flags that every benchmark has."""
     values = command_line.new_flags()
     define_format(values)
     what = "Times to measure everything; medians and quartiles are printed."
-    define(values, rounds=(rounds, what))
+    define(values, rounds=(rounds, what), figure=FIGURE)
     return values
 
 

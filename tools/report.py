@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import datetime
 import importlib.metadata
 import io
 import json
@@ -9,12 +10,14 @@ import os
 import pathlib
 import platform
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
 from tfgpipe.commands.command_line import progress
+from tools import figures
 
 
 class Spread(NamedTuple):
@@ -185,6 +188,39 @@ class Report:
         }
         made = makers[self._style](self._command, environment(), tables)
         print(made)
+
+    def write(self, name: str, command: str) -> None:
+        """Writes each table for pages, see `tools.figures`."""
+        where = environment()
+        head = {
+            "command": command,
+            "commit": commit(),
+            "date": datetime.date.today().isoformat(),
+            "machine": f"{where['machine']}, {where['cores']} cores",
+            "versions": ", ".join(
+                f"{key} {where[key]}" for key in ("tensorflow", "keras")
+            ),
+        }
+        tables = [table for table in self._tables if table.rows]
+        for table in tables:
+            suffix = f"_{table.name}" if len(tables) > 1 else ""
+            figures.write(
+                name + suffix,
+                {"title": table.title, **head, "notes": table.notes},
+                [column.heading for column in table.columns],
+                [[_text(row, c) for c in table.columns] for row in table.rows],
+            )
+
+
+def commit() -> str:
+    """Returns the commit of this checkout; "" where git does not tell it."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    root = pathlib.Path(__file__).parent
+    try:
+        done = subprocess.run(words, cwd=root, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _as_text(command: str, where: dict[str, Any], tables: list[Table]) -> str:

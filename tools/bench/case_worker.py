@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tools.bench.peer_programs import protocol
+from tools.bench import protocol
 
 NO_MEMORY = "does not fit"
 _MIB = 2**20

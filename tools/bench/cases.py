@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import json
 import pathlib
-import subprocess
 import sys
 import threading
 import time
@@ -164,13 +163,3 @@ def _result(
     finally:
         timer.cancel()
         worker.close()
-
-
-def commit() -> str:
-    """Returns the commit of this checkout; "" where git does not tell it."""
-    words = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(words, cwd=_ROOT, capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip()

@@ -32,9 +32,9 @@ from absl import flags
 
 from tfgpipe.commands import command_line
 from tools.bench.case_worker import Case
-from tools.bench.cases import Results, commit, run_cases
-from tools.flags import define
-from tools.report import Report, Table, columns
+from tools.bench.cases import Results, run_cases
+from tools.flags import FIGURE, define
+from tools.report import Report, Table, columns, commit
 
 
 def define_run(values: flags.FlagValues, output: str, num_jobs: int) -> None:
@@ -46,6 +46,7 @@ def define_run(values: flags.FlagValues, output: str, num_jobs: int) -> None:
             "How to print the table.",
             ["markdown", "text", "json", "csv"],
         ),
+        figure=FIGURE,
         output=(output, "File of the results, to which lines are added."),
         table=(False, "Print the results that there are."),
     )

@@ -6,8 +6,7 @@ cells of the pipeline are on the processes' devices. Naive is plain Keras on one
 of them, without micro-batches. Every trial has new processes, and trains two
 steps, then --rounds more, whose peak is measured. layers is one model without a
 limit, schedules the activations of --schedule and --remat, ways what each way
-to hold less takes, shards a layer on several accelerators, host weights on the
-host, and loading a preset of KerasHub that is loaded.
+to hold less takes.
 
 An accelerator holds `held`: weights and the optimizer's slots; for a step a
 gradient for each weight; and at the peak of a step activations. By the paper
@@ -20,8 +19,6 @@ it would be in the memory of the host, beside real accelerators.
 
 from __future__ import annotations
 
-import pathlib
-import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,18 +27,16 @@ from absl import flags
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench import memory_trial
-from tools.bench.memory_trial import Job, Outcome, Preset, Size
+from tools.bench.memory_trial import Job, Outcome, Size
 from tools.flags import define, new_flags
 from tools.report import Report, Table, columns, progress
 
-_TABLES = ["ways", "largest", "layers", "schedules", "loading", "host"]
-_TABLES.append("shards")
+_TABLES = ["ways", "largest", "layers", "schedules"]
 FLAGS = new_flags(rounds=1)
 define(
     FLAGS,
     table=(_TABLES, "What to measure.", _TABLES),
     k=([1, 2, 4, 8], "Accelerators of the pipelines."),
-    shards=([1, 2], "Accelerators of the layer of table `shards`."),
     schedule=(["gpipe", "1f1b"], "For table `schedules`.", SCHEDULES),
     remat=(["except_last", "never"], "For table `schedules`.", REMAT),
 )
@@ -52,15 +47,11 @@ for _name, _default, _meaning in (
     ("schedule_k", 4, "Accelerators for table `schedules`."),
     ("schedule_m", 32, "Micro-batches for it."),
     ("schedule_layers", 4, "Layers for it."),
-    ("preset_units", 1024, "Of the preset of table `loading`."),
-    ("preset_layers", 8, "Of it."),
 ):
     flags.DEFINE_integer(_name, _default, _meaning, 1, flag_values=FLAGS)
 
 _TOLERANCE = 0.1  # how near to the largest number of layers, relative to it
-_HOST_K, _HOST_LAYERS = 2, 38
-_WORDS, _WAYS_LAYERS = 8000, 8  # of table ways
-_WIDE = 2048, 8192  # units that the layer of table shards takes, and makes
+_WORDS, _WAYS_LAYERS, _WAYS_K = 8000, 8, 2  # of table ways
 _USE = columns(
     "held_mib: held MiB: .1f | gradients_mib: gradients: .1f | "
     "activations_mib: activations: .1f | model_mib: by model: .1f | "
@@ -89,20 +80,6 @@ _COLUMNS = {
         "held_mib: held MiB: .1f | seconds: s/step: .3f | "
         "seconds_ratio: / first: .2f"
     ),
-    "shards": columns(
-        "shards | activations_mib: peak MiB: .0f | by_device: by accelerator | "
-        "sent_mib: sent MiB/step: .0f | limit:: .0f | fits"
-    ),
-    "host": columns(
-        "weights_on: weights on | schedule | k: K | layers: L | "
-        "parameters:: ,d | total_mib: weights and slots MiB: .0f | "
-        "held_mib: held MiB: .1f | above_mib: peak above: .1f | fits"
-    ),
-    "loading": columns(
-        "method | total: variables MiB: .0f | share: an accelerator's: .0f | "
-        "largest: largest variable: .0f | above: peak above: .0f | "
-        "limit:: .0f | fits | host: host's peak: .0f"
-    ),
 }
 
 
@@ -114,9 +91,6 @@ def run(values: flags.FlagValues, report: Report) -> None:
         "largest": _largest,
         "layers": _same_layers,
         "schedules": _schedules,
-        "loading": _loading,
-        "host": _host,
-        "shards": _shards,
     }
     for name in dict.fromkeys(values.table):
         table = report.add(Table(name, "", _COLUMNS[name]))
@@ -166,7 +140,7 @@ def _ways(values: flags.FlagValues, table: Table) -> str:
     first = Job(
         size,
         _WAYS_LAYERS,
-        _HOST_K,
+        _WAYS_K,
         values.m,
         remat="never",
         num_steps=max(3, values.rounds),
@@ -200,46 +174,8 @@ def _ways(values: flags.FlagValues, table: Table) -> str:
             row[f"{name}_ratio"] = row[name] / base[name]
         table.rows.append(row)
     return (
-        f"{_WAYS_LAYERS} blocks and a head of {_WORDS:,} words on {_HOST_K} "
+        f"{_WAYS_LAYERS} blocks and a head of {_WORDS:,} words on {_WAYS_K} "
         f"accelerators, {values.m} micro-batches. {_about(size)}"
-    )
-
-
-def _shards(values: flags.FlagValues, table: Table) -> str:
-    width, words = _WIDE
-    size = Size(width=width, batch_size=64, optimizer="sgd")
-    rows = size.batch_size * size.sequence
-    table.notes += [
-        "peak: columns of weights, their gradients, and activations",
-        "sent: inputs, outputs and gradients of both between accelerators; "
-        "weights and gradients from the host and back",
-    ]
-    job = Job(
-        size,
-        0,
-        1,
-        values.m,
-        remat="never",
-        num_steps=values.rounds,
-        is_on_host=True,
-        words=words,
-    )
-    for count in progress(values.shards, "memory"):
-        shared = job._replace(num_shards=count)
-        uses = uses_of(memory_trial.run(shared), ".0f")
-        limited = shared._replace(limit_mib=values.limit_mib)
-        table.rows.append(
-            {
-                **uses,
-                "shards": count,
-                "sent_mib": sent_by_shards(count, rows, width, words),
-                "limit": values.limit_mib,
-                "fits": memory_trial.run(limited).fits,
-            }
-        )
-    return (
-        f"A layer of {width:,} to {words:,} units, {rows:,} rows a step in "
-        f"{values.m} micro-batches"
     )
 
 
@@ -309,74 +245,6 @@ def _schedules(values: flags.FlagValues, table: Table) -> str:
     return f"The same model with other schedules. {_about(Size())}"
 
 
-def _host(values: flags.FlagValues, table: Table) -> str:
-    size = Size(width=768, num_heads=8, sequence=32, batch_size=16)
-    on_host = Job(
-        size,
-        _HOST_LAYERS,
-        _HOST_K,
-        4,
-        "breadth_first",
-        "always",
-        values.limit_mib,
-        _HOST_LAYERS // _HOST_K,
-        num_steps=values.rounds,
-        is_on_host=True,
-    )
-    on_devices = on_host._replace(is_on_host=False)
-    few = on_devices._replace(num_layers=_HOST_K, chunks=1)
-    for job in progress([few, on_devices, on_host], "memory"):
-        outcome = memory_trial.run(job)
-        row: dict[str, Any] = {
-            "weights_on": "host" if job.is_on_host else "devices",
-            "schedule": job.schedule,
-            "k": job.k * job.chunks,
-            "layers": job.num_layers,
-            "fits": "yes" if outcome.fits else f"no: {outcome.why}",
-        }
-        if outcome.fits:
-            row |= uses_of(outcome) | {
-                "parameters": outcome.num_parameters,
-                # With the two slots of Adam.
-                "total_mib": 3 * 4 * outcome.num_parameters / 2**20,
-                "above_mib": outcome.most("gradients")
-                + outcome.most("activations"),
-            }
-        table.rows.append(row)
-    table.notes.append("peak above: in a step, above what it rests at")
-    return (
-        f"Weights and slots on the host, {values.limit_mib} MiB an "
-        f"accelerator. {_about(size)}"
-    )
-
-
-def _loading(values: flags.FlagValues, table: Table) -> str:
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name) / "preset"
-        memory_trial.make_preset(
-            folder, values.preset_units, values.preset_layers
-        )
-        for k in progress([0, *values.k], "memory"):
-            job = Preset(str(folder), k)
-            loaded = memory_trial.load_preset(job)
-            if loaded is None:
-                raise RuntimeError(f"{job} did not fit, without a limit.")
-            limit = loaded.share + loaded.largest
-            again = memory_trial.load_preset(job._replace(limit_mib=limit))
-            row = {
-                "method": f"pipeline-{k}" if k else "naive",
-                **loaded._asdict(),
-                "limit": limit,
-                "fits": "no" if again is None else "yes",
-            }
-            table.rows.append(row)
-    table.notes.append("fits: with that limit, its share and its largest")
-    return (
-        f"A task of KerasHub, {values.preset_layers} blocks of "
-        f"{values.preset_units} units, is loaded"
-    )
-
-
 # ------------------------------------------------------------------- the rows
 def largest(
     fits: Callable[[int], bool], guess: int, tolerance: float = 0
@@ -423,10 +291,10 @@ def by_model(job: Job, layer_mib: float) -> float:
     return job.size.boundary_mib + layers * layer_mib / job.m
 
 
-def uses_of(outcome: Outcome, style: str = ".1f") -> dict[str, Any]:
+def uses_of(outcome: Outcome) -> dict[str, Any]:
     """Returns the most of each use, and activations by accelerator."""
     names = ("held", "gradients", "activations", "other")
-    by_device = [format(use.activations, style) for use in outcome.uses]
+    by_device = [f"{use.activations:.1f}" for use in outcome.uses]
     most = {f"{name}_mib": outcome.most(name) for name in names}
     return most | {"by_device": " ".join(by_device)}
 
@@ -449,17 +317,3 @@ def row_of(
         layer_mib = naive["activations_mib"] / naive["layers"]
         row["model_mib"] = by_model(job, layer_mib)
     return row
-
-
-def sent_by_shards(
-    count: int, rows: int, width: int, units: int, has_dx: bool = True
-) -> float:
-    """Computes the MiB that a dense layer on several devices sends in a step.
-
-    From device to device, and weights from the host and gradients back.
-    `has_dx` says whether what it takes has a gradient.
-    """
-    # To others x whole and dy in columns; back their columns of y, and dx.
-    numbers = rows * width * (count - 1) * (2 if has_dx else 1)
-    shared = 2 * rows * units * (1 - 1 / count)
-    return float(4 * (numbers + shared + 2 * width * units) / 2**20)

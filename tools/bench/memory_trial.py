@@ -10,7 +10,6 @@ accelerator.
 
 from __future__ import annotations
 
-import multiprocessing
 import pathlib
 import statistics
 import time
@@ -70,7 +69,6 @@ class Job(NamedTuple):
         words: Of which each position's next one is to be found; 0 for one
             number a position.
         head_parts: As in `tfgpipe.GPipe`.
-        num_shards: How many accelerators compute the last layer.
     """
 
     size: Size
@@ -86,12 +84,6 @@ class Job(NamedTuple):
     is_on_host: bool = False
     words: int = 0
     head_parts: int = 1
-    num_shards: int = 1
-
-    @property
-    def num_accelerators(self) -> int:
-        """Those of the cells, and more for shards if these are more."""
-        return max(self.k, self.num_shards, 1)
 
 
 class Use(NamedTuple):
@@ -138,24 +130,12 @@ class Outcome(NamedTuple):
 
 
 def run(job: Job, seconds: float = 900) -> Outcome:
-    """Trains, or finds that the memory does not suffice."""
-    outcome, why = tried(_outcome, job, seconds, job.num_accelerators)
-    return outcome or Outcome(why=why)
-
-
-def tried(
-    action: Callable[..., Any],
-    job: Any,
-    seconds: float = 900,
-    num_accelerators: int | None = None,
-) -> tuple[Any, str]:
-    """What an action with accelerators returns, in new processes."""
-    accelerators = Accelerators(num_accelerators or max(job.k, 1))
+    """Trains in new processes, or finds that the memory does not suffice."""
+    accelerators = Accelerators(max(job.k, 1))
     process = None
     try:
         process, connection = memory_worker.start(
             _run,
-            action,
             job,
             accelerators.cluster,
             accelerators.connections,
@@ -171,24 +151,23 @@ def tried(
 
 
 def _judge(
-    job: Any, connection: Connection, accelerators: Accelerators
-) -> tuple[Any, str]:
+    job: Job, connection: Connection, accelerators: Accelerators
+) -> Outcome:
     try:
         outcome, error = connection.recv()
     except EOFError:
         outcome, error = None, "The training process died."
     if outcome is not None:
-        return outcome, ""
+        return outcome
     if why := accelerators.out_of_memory(_DIES_SECONDS):
-        return None, why
+        return Outcome(why=why)
     raise RuntimeError(f"{job} failed: {error}")
 
 
 # ------------------------------------------------------ in the training process
 def _run(
     connection: Connection,
-    action: Callable[..., Any],
-    job: Any,
+    job: Job,
     cluster: dict,
     accelerators: list[Connection],
     log: pathlib.Path,
@@ -197,7 +176,7 @@ def _run(
     memory_worker.log_to(log)
     try:
         _connect(cluster, accelerators)
-        connection.send((action(job, accelerators), ""))
+        connection.send((_outcome(job, accelerators), ""))
     except Exception as error:  # whatever it is, it is passed on
         connection.send((None, f"{type(error).__name__}: {error}"))
 
@@ -268,7 +247,6 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
             remat_groups=job.remat_groups,
             head_parts=job.head_parts,
             weights_on=_HOST if job.is_on_host else "devices",
-            shards=shards_of(job),
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss if job.words else "mse", jit_compile=False)
@@ -276,16 +254,6 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
     x = np.random.default_rng(0).integers(0, _VOCABULARY, shape, "int32")
     y = x % job.words if job.words else np.zeros((*shape, 1), "float32")
     return model, lambda: model.train_on_batch(x, y)
-
-
-def shards_of(job: Job) -> dict[str, list[str]] | None:
-    """The accelerators of the last layer; the last of them are its alone."""
-    if job.num_shards == 1:
-        return None
-    first = min(job.k - 1, job.num_accelerators - job.num_shards)
-    return {
-        "head": [memory_worker.device(first + i) for i in range(job.num_shards)]
-    }
 
 
 def layers_of(job: Job) -> list[Any]:
@@ -346,118 +314,4 @@ def mib_on(variables: list[Any], device: str) -> float:
             for value in found.values()
         )
         / _MIB
-    )
-
-
-# --------------------------------------------- a preset of KerasHub is loaded
-class Preset(NamedTuple):
-    """What to load.
-
-    Attributes:
-        folder: Of the preset.
-        k: Accelerators and cells; 0 is KerasHub on one accelerator.
-        limit_mib: What an accelerator may use above a process without a model;
-            0 is no limit.
-    """
-
-    folder: str
-    k: int
-    limit_mib: float = 0
-
-
-class Loaded(NamedTuple):
-    """How a trial went, in MiB.
-
-    Attributes:
-        total: All variables.
-        largest: The largest of them.
-        share: Those of the accelerator that has most.
-        above: The peak of an accelerator above what its variables take, where
-            it is highest.
-        host: The peak of the process that reads the files, above what it had.
-    """
-
-    total: float
-    largest: float
-    share: float
-    above: float
-    host: float
-
-
-def make_preset(folder: pathlib.Path, units: int, num_layers: int) -> None:
-    """Writes a preset, by a process that ends with what it needed."""
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(
-        target=_write_preset, args=(str(folder), units, num_layers)
-    )
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError("The preset could not be written; see above.")
-
-
-def load_preset(preset: Preset) -> Loaded | None:
-    """Loads it; None if the memory does not suffice."""
-    loaded, _ = tried(_loaded, preset)
-    return loaded
-
-
-def _write_preset(folder: str, units: int, num_layers: int) -> None:
-    from keras_hub import models
-
-    backbone = models.LlamaBackbone(
-        vocabulary_size=8 * units,
-        num_layers=num_layers,
-        num_query_heads=4,
-        num_key_value_heads=4,
-        hidden_dim=units,
-        intermediate_dim=4 * units,
-    )
-    task = models.LlamaCausalLM(backbone, preprocessor=None)
-    task.save_to_preset(folder)
-
-
-def _loaded(preset: Preset, accelerators: list[Connection]) -> Loaded:
-    import tensorflow as tf
-    from keras_hub import models
-
-    import tfgpipe
-
-    names = [memory_worker.device(task) for task in range(len(accelerators))]
-    bare = memory_worker.ask(accelerators, "rest")
-    if preset.limit_mib:
-        memory_worker.ask(accelerators, "limit", preset.limit_mib)
-    found: list[Any] = []
-
-    def load() -> None:
-        options: dict[str, Any] = {"preprocessor": None}
-        if preset.k:
-            pipeline = tfgpipe.load_preset(
-                "LlamaCausalLM",
-                preset.folder,
-                preset.k,
-                1,
-                devices=names,
-                **options,
-            )
-            found.append(pipeline.model)
-        else:
-            with tf.device(names[0]):
-                found.append(
-                    models.LlamaCausalLM.from_preset(preset.folder, **options)
-                )
-
-    host = memory_worker.peak_of_one(load)
-    peaks = memory_worker.ask(accelerators, "memory")
-    variables = found[0].variables
-    shares = [mib_on(variables, name) for name in names]
-    return Loaded(
-        sum(shares),
-        max(4 * v.value.shape.num_elements() / _MIB for v in variables),
-        max(shares),
-        max(
-            peak.peak - before.resident - share
-            for peak, before, share in zip(peaks, bare, shares)
-        ),
-        host,
     )

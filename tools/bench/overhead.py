@@ -1,4 +1,4 @@
-"""What the pipeline costs beside the work: one cell, dispatch, tracing.
+"""What the pipeline costs beside the work: one cell, and dispatch.
 
 step: one cell and one micro-batch, nothing recomputed, beside plain Keras: the
 same layers in a `keras.Sequential`, trained on the same data the way `fit`
@@ -7,18 +7,11 @@ does, steps of both in turns; `ratio` is that of neighbouring steps.
 dispatch: the slope of the step time with the number of tasks, for layers that
 compute next to nothing; beside it, that of calls of an empty function.
 
-tracing: a `fit` of one step, which builds and traces, for identical small
-Transformer blocks.
-
-safety: what `skip_nonfinite` and checkpoints in the background add.
 """
 
-import itertools
-import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -27,10 +20,9 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.checkpoints import Folder, Position, Writer
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, SCHEDULES
-from tools.bench.models import MODELS, BenchModel, train_step, transformer
+from tools.bench.models import MODELS, train_step
 from tools.flags import define, new_flags
 from tools.report import (
     Report,
@@ -47,25 +39,22 @@ FLAGS = new_flags(rounds=15)
 define(
     FLAGS,
     part=(
-        ["step", "dispatch", "tracing"],
+        ["step", "dispatch"],
         "What to measure.",
-        ["step", "dispatch", "tracing", "safety"],
+        ["step", "dispatch"],
     ),
     model=(
         ["transformer", "convolutions"],
-        "In parts step and safety.",
+        "In part step.",
         MODELS,
     ),
     schedule=(
         ["gpipe"],
-        "In parts dispatch and tracing.",
+        "In part dispatch.",
         [name for name, chunks in CHUNKS.items() if chunks != 2],
     ),
     dispatch_k=(4, "Cells, in part dispatch."),
     dispatch_m=([8, 16, 32, 64], "Micro-batches, in part dispatch."),
-    l=([12, 48], "Layers, in part tracing."),
-    k=([2, 8], "Cells, in part tracing."),
-    m=([8, 32], "Micro-batches, in part tracing."),
     threads=(
         0,
         "Threads for operations, and for each of them. 0: as TensorFlow does.",
@@ -87,27 +76,17 @@ DISPATCH_COLUMNS = columns(
     "what | k: K | fewest | most | us: us each: .0f | "
     "correlation: correlation: .3f"
 )
-TRACING_COLUMNS = columns(
-    "schedule | l: L | k: K | m: M | num_tasks: tasks | "
-    "first_step_s: first step s: .1f | step_ms: step ms: .0f | "
-    "keras_first_step_s: Keras first step s: .1f | keras_ratio: / Keras: .2f"
-)
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
-    parts = {
-        "step": _steps,
-        "dispatch": _dispatch,
-        "tracing": _tracing,
-        "safety": _safety,
-    }
+    parts = {"step": _steps, "dispatch": _dispatch}
     if "dispatch" in values.part and len(set(values.dispatch_m)) < 2:
         raise BadFlags(
             "--dispatch_m must have two numbers or more, for a slope. "
             f"Received: --dispatch_m={values.dispatch_m[0]}."
         )
-    make_devices(max(values.dispatch_k, *values.k), values)
+    make_devices(values.dispatch_k, values)
     _warm_up()
     for part in dict.fromkeys(values.part):
         parts[part](values, report)
@@ -167,20 +146,6 @@ def _steps(values: flags.FlagValues, report: Report) -> None:
         )
 
 
-# -------------------------------------------------------------------- safety
-def _safety(values: flags.FlagValues, report: Report) -> None:
-    table = report.add(
-        Table(
-            "safety",
-            "Two cells, eight micro-batches, Adam: median and quartiles of "
-            f"{values.rounds} turns",
-            SAFETY_COLUMNS,
-        )
-    )
-    for name in dict.fromkeys(values.model):
-        table.rows += _safety_rows(name, MODELS[name], values.rounds)
-
-
 # ------------------------------------------------------------------ dispatch
 def _dispatch(values: flags.FlagValues, report: Report) -> None:
     table = report.add(
@@ -199,61 +164,6 @@ def _dispatch(values: flags.FlagValues, report: Report) -> None:
         table.rows.append(row | slope._asdict())
     slope = call_slope(rounds)
     table.rows.append({"what": "empty function calls"} | slope._asdict())
-
-
-# ------------------------------------------------------------------- tracing
-def _fit_seconds(model: keras.Model, x: np.ndarray) -> float:
-    """Seconds of the first step, for somebody who calls `fit`."""
-    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
-    start = time.perf_counter()
-    model.fit(x, x, batch_size=len(x), verbose=0)
-    return time.perf_counter() - start
-
-
-def _tracing(values: flags.FlagValues, report: Report) -> None:
-    table = report.add(
-        Table(
-            "tracing",
-            "A `fit` of one step, which builds and traces identical "
-            "Transformer blocks with 32 units, on 8 positions",
-            TRACING_COLUMNS,
-        )
-    )
-    settings = [
-        (schedule, num_layers, k, m)
-        for num_layers in dict.fromkeys(values.l)
-        for schedule in dict.fromkeys(values.schedule)
-        for k in dict.fromkeys(values.k)
-        if k <= num_layers
-        for m in dict.fromkeys(values.m)
-    ]
-    plain: dict[tuple[int, int], float] = {}
-    for schedule, num_layers, k, m in progress(settings, "tracing"):
-        x = np.ones((m, 8, 32), np.float32)
-
-        def blocks(count: int = num_layers) -> list[Any]:
-            return transformer(count, num_heads=2, hidden_units=64)
-
-        size = num_layers, m
-        if size not in plain:
-            plain[size] = _fit_seconds(keras.Sequential(blocks()), x)
-        model = pipeline(blocks(), k, m, schedule)
-        first = _fit_seconds(model, x)
-        step = train_step(model, x, x)
-        step()  # its data may come in another way than those of `fit`
-        table.rows.append(
-            {
-                "schedule": schedule,
-                "l": num_layers,
-                "k": k,
-                "m": m,
-                "num_tasks": len(SCHEDULES[schedule](k, m).order()),
-                "first_step_s": first,
-                "step_ms": 1000 * statistics.median(step() for _ in range(3)),
-                "keras_first_step_s": plain[size],
-                "keras_ratio": first / plain[size],
-            }
-        )
 
 
 class Slope(NamedTuple):
@@ -342,63 +252,3 @@ def _slope(points: Sequence[tuple[int, float]]) -> Slope:
     slope, _ = statistics.linear_regression(counts, seconds)
     correlation = statistics.correlation(counts, seconds)
     return Slope(min(counts), max(counts), 1e6 * slope, correlation)
-
-
-SAFETY_COLUMNS = columns(
-    "model | what | *without_ms: without ms: .1f | *with_ms: with ms: .1f | "
-    "*ratio: ratio: .3f"
-)
-_STEPS = 10  # from one checkpoint to the next
-
-
-def _safety_rows(
-    name: str, what: BenchModel, rounds: int
-) -> Iterator[dict[str, Any]]:
-    """Two cells and eight micro-batches, trained by Adam."""
-    plain, skipping = _safety_step(what, False), _safety_step(what, True)
-    yield _safety_row(name, "skip_nonfinite", plain[1], skipping[1], rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        saving = Folder(os.path.join(folder, "checkpoints"))
-        saving.take()
-        writer = Writer(saving, 2, "min", None, {})
-        count = itertools.count()
-
-        def without() -> float:
-            return sum(plain[1]() for _ in range(_STEPS)) / _STEPS
-
-        def with_one() -> float:
-            writer.start(plain[0], Position(next(count), 0, 0), None)
-            found = without()
-            writer.wait()  # or the next turn, without one, would pay for it
-            return found
-
-        label = f"a checkpoint in {_STEPS} steps"
-        yield _safety_row(name, label, without, with_one, rounds)
-
-
-def _safety_step(what: BenchModel, skip: bool) -> tuple[keras.Model, Any]:
-    model = tfgpipe.GPipe(
-        what.layers(),
-        num_partitions=2,
-        num_micro_batches=8,
-        devices=["CPU:0", "CPU:1"],
-        skip_nonfinite=skip,
-    )
-    model.build((None, *what.x_shape))
-    model.compile("adam", what.loss, jit_compile=False)
-    return model, train_step(model, *what.data(what.batch_size))
-
-
-def _safety_row(
-    name: str, what: str, before: Any, after: Any, rounds: int
-) -> dict[str, Any]:
-    before(), after()  # trace
-    times = alternated([before, after], rounds, f"{name}, {what}")
-    ratios = [b / a for a, b in zip(*times)]
-    return {
-        "model": name,
-        "what": what,
-        **spread_values("without_ms", spread(times[0]).times(1000)),
-        **spread_values("with_ms", spread(times[1]).times(1000)),
-        **spread_values("ratio", spread(ratios)),
-    }

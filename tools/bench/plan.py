@@ -1,200 +1,201 @@
-"""What the planner predicts, beside what is measured.
+"""Predictions of the planner beside measurements.
 
-Tables: `steps`, steps from layers that were measured one by one, and the cut by
-these beside that by FLOPs; `grid`, the plan beside the best of all settings;
-`waiting`, steps of cells that wait, on up to 16 devices; `one_device`, steps of
-one device, for each number of micro-batches; each of these four takes a run of
-its own; `memory`, bytes of an accelerator beside
-worker processes whose memory is measured; `paper`, the paper's tables 1 and 2
-from FLOPs and bytes alone; `partition`, the cut of random costs beside the best
-one and the cuts of Lingvo and torchgpipe.
-
-What Lingvo does is told in words: layer i goes into cell floor(K c / C), where
-c is the cost of the layers up to it, and C of all. torchgpipe's own function is
-asked if the package is there (`pip install --no-deps torchgpipe`; it needs no
-torch for this).
+`steps` has steps of two devices, predicted from layers that were measured one
+by one, on one device, while the other one trains: two cores of a machine share
+its caches and its memory, and slow each other down, as two accelerators do not.
+No setting is used to calibrate. `memory` has bytes of accelerators, beside
+worker processes whose memory is measured.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import importlib.util
 import itertools
-import random
-import signal
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from absl import flags
 
-from tfgpipe.commands.command_line import BadFlags
-from tfgpipe.partition import partition
-from tfgpipe.plans import Prediction, Setting, predict
+import tfgpipe
+from tfgpipe.devices import local
+from tfgpipe.plans import Prediction, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
-from tools.bench import memory_trial, plan_paper, plan_steps
+from tools.bench import memory_trial
 from tools.bench.memory_trial import Job, Size, cut_of, layers_of, optimizer_of
-from tools.bench.plan_steps import compared, compared_columns, with_errors
+from tools.bench.models import MODELS, BenchModel
 from tools.flags import define, new_flags
-from tools.report import Report, Table, columns, progress
+from tools.report import Column, Report, Table, columns, progress, spread
 from tools.sizes.model_size import by_cost
 
+_TABLES = ["memory", "steps"]
 FLAGS = new_flags(rounds=5)
 define(
     FLAGS,
-    table=(
-        ["partition", "paper", "memory", "steps"],
-        "What to compare.",
-        [
-            "partition",
-            "paper",
-            "memory",
-            "steps",
-            "grid",
-            "waiting",
-            "one_device",
-        ],
-    ),
-    cases=(1000, "Random lists of costs."),
+    table=(_TABLES, "What to compare.", _TABLES),
     seconds=(30.0, "For which the layers of a model are measured.", 0.1),
-    seed=(0, "Of the lists.", None),
 )
-
-_PARTITION = columns(
-    "method: cut | mean: largest / best, mean: .4f | worst: worst: .3f | "
-    "best_share: as good as the best: .1% | endless: without an end: d"
-)
-_PATIENCE_SECONDS = 2
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Makes the tables that the flags ask for."""
-    makers: dict[str, Callable[[], Iterable[Table]]] = {
-        "partition": lambda: [_partition(values.cases, values.seed)],
-        "paper": plan_paper.tables,
-        "memory": lambda: [_memory(values.rounds)],
-        "waiting": lambda: plan_steps.waiting(values.rounds),
-        "grid": lambda: [plan_steps.grid(values.rounds, values.seconds)],
-        "steps": lambda: plan_steps.tables(values.rounds, values.seconds),
-        "one_device": lambda: [
-            plan_steps.one_device(values.rounds, values.seconds)
-        ],
-    }
-    if len({"steps", "grid", "waiting", "one_device"} & set(values.table)) > 1:
-        raise BadFlags(
-            "--table must have one of `steps`, `grid`, `waiting` and "
-            "`one_device`: the CPU can be split once. Received: "
-            f"--table={','.join(values.table)}."
-        )
     for name in dict.fromkeys(values.table):
-        for table in makers[name]():
-            report.add(table)
+        if name == "memory":
+            report.add(_memory(values.rounds))
+        else:
+            report.add(_steps(values.rounds, values.seconds))
 
 
-def _partition(cases: int, seed: int) -> Table:
-    """The largest cell of each way to cut, relative to the best."""
-    found: dict[str, list[float]] = {}
-    endless: collections.Counter[str] = collections.Counter()
-    rng = random.Random(seed)
-    ways = _ways()
-    for _ in range(cases):
-        count = rng.randint(3, 14)
-        k = rng.randint(2, min(6, count))
-        top = rng.choice([3, 20, 1000])
-        costs = [rng.randint(1, top) for _ in range(count)]
-        best = _exhaustive(costs, k)
-        for name, way in ways.items():
-            try:
-                with _patience():
-                    largest = max(map(sum, way(costs, k)))
-            except TimeoutError:
-                endless[name] += 1
-            else:
-                found.setdefault(name, []).append(largest / best)
-    table = Table(
-        "partition",
-        f"Largest cell of {cases:,} random lists of costs, 3 to 14 layers in 2 "
-        "to 6 cells, relative to the best of all cuts; what has not ended "
-        f"after {_PATIENCE_SECONDS} s does not count",
-        _PARTITION,
+def _compared_columns(unit: str) -> list[Column]:
+    """Columns for `_compared`."""
+    return [
+        Column(f"measured_{unit.lower()}", f"measured {unit}", ".1f"),
+        Column(f"predicted_{unit.lower()}", "predicted", ".1f"),
+        Column("error", "error", "+.1%"),
+    ]
+
+
+def _compared(unit: str, measured: float, predicted: float) -> dict[str, float]:
+    """The values of a row for `_compared_columns`, in this unit."""
+    return {
+        f"measured_{unit.lower()}": measured,
+        f"predicted_{unit.lower()}": predicted,
+        "error": predicted / measured - 1,
+    }
+
+
+def _with_errors(table: Table, what: str) -> Table:
+    """Notes how large the errors of a table are."""
+    errors = [abs(row["error"]) for row in table.rows]
+    table.notes.append(
+        f"Errors: median {statistics.median(errors):.1%}, worst "
+        f"{max(errors):.1%}, of {len(errors)} {what}"
     )
-    for name, ratios in found.items():
-        table.rows.append(
-            {
-                "method": name,
-                "mean": statistics.mean(ratios),
-                "worst": max(ratios),
-                "best_share": sum(r == 1 for r in ratios) / len(ratios),
-                "endless": endless[name],
-            }
-        )
     return table
 
 
+_STEP_COLUMNS = [
+    *columns("model | schedule | remat | k: K | m: M"),
+    *_compared_columns("ms"),
+]
+SETTINGS = [
+    ("gpipe", "never", 4),
+    ("gpipe", "except_last", 8),
+    ("gpipe", "always", 4),
+    ("1f1b", "never", 8),
+    ("1f1b", "except_last", 4),
+    ("zero_bubble", "never", 4),
+    ("zero_bubble", "except_last", 8),
+    ("interleaved", "except_last", 4),
+]
+
+
+def _steps(rounds: int, seconds: float) -> Table:
+    """Steps of real models."""
+    local.split_cpu(2)
+    table = Table(
+        "steps",
+        "Steps as predicted from layers that were measured one by one, and as "
+        "measured: two devices of a core each",
+        _STEP_COLUMNS,
+    )
+    models = [
+        _measured(name, MODELS[name], seconds)
+        for name in progress(MODELS, "layers")
+    ]
+    runs = list(itertools.product(models, SETTINGS))
+    for model, setting in progress(runs, "steps"):
+        table.rows.append(_step_row(model, *setting, rounds))
+    return _with_errors(table, "settings")
+
+
+class _Measured(NamedTuple):
+    """A model of which layers are measured."""
+
+    name: str
+    model: BenchModel
+    profile: Any
+    sized: SizedModel
+
+
+def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
+    """Measures the layers on one device while the other one trains."""
+    layers = [keras.Input(model.x_shape), *model.layers()]
+    x, y = model.data(model.batch_size)
+    with _training_beside(model):
+        profile = tfgpipe.profile(
+            layers,
+            x,
+            y,
+            loss=model.loss,
+            micro_batch_sizes=[model.batch_size // m for m in (32, 8, 1)],
+            device="CPU:0",
+            seconds=seconds,
+            optimizer="sgd",
+            verbose=0,
+        )
+    sized = sized_model(source_of(layers), None, "sgd")
+    return _Measured(name, model, profile, sized)
+
+
 @contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    """Raises `TimeoutError` in what takes longer than some seconds."""
+def _training_beside(model: BenchModel) -> Iterator[None]:
+    """Inside, the other device trains such a model."""
+    pipeline = tfgpipe.GPipe(
+        [keras.Input(model.x_shape), *model.layers()],
+        num_partitions=1,
+        num_micro_batches=8,
+        devices=["CPU:1"],
+    )
+    step = model.step(pipeline)
+    step()  # traces
+    has_ended = threading.Event()
 
-    def stop(number: int, frame: Any) -> None:
-        raise TimeoutError
+    def train() -> None:
+        while not has_ended.is_set():
+            step()
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(_PATIENCE_SECONDS)
+    thread = threading.Thread(target=train)
+    thread.start()
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        has_ended.set()
+        thread.join()
 
 
-def _exhaustive(costs: Sequence[int], k: int) -> int:
-    """The smallest largest cell of all cuts."""
-    ends = np.cumsum([0, *costs])
-    return min(
-        max(np.diff(ends[[0, *places, len(costs)]]))
-        for places in itertools.combinations(range(1, len(costs)), k - 1)
+def _step_row(
+    measured: _Measured, schedule: str, remat: str, m: int, rounds: int
+) -> dict[str, Any]:
+    """Predicts and measures a setting with two devices, cut by seconds."""
+    model = measured.model
+    k = 4 if schedule == "interleaved" else 2
+    workload = measured.sized.by_profile(measured.profile, model.batch_size / m)
+    cut = tuple(measured.sized.cut(workload.costs, k))
+    setting = Setting(1, 2, cut, m, schedule, (remat,) * k)
+    predicted_seconds = predict(workload, setting, None).step_seconds
+    pipeline = tfgpipe.GPipe(
+        [keras.Input(model.x_shape), *model.layers()],
+        num_partitions=k,
+        num_micro_batches=m,
+        devices=["CPU:0", "CPU:1"],
+        layers_per_cell=cut,
+        schedule=schedule,
+        remat=remat,
     )
-
-
-def _ways() -> dict[str, Callable[[list[int], int], list[list[int]]]]:
-    """Functions that cut costs into cells."""
-    ways = {"tfgpipe": _ours, "Lingvo's rule": _by_histogram}
-    solve = _torchgpipe()
-    if solve is not None:
-        ways["torchgpipe"] = solve
-    return ways
-
-
-def _ours(costs: list[int], k: int) -> list[list[int]]:
-    rest = iter(costs)
-    return [[*itertools.islice(rest, n)] for n in partition(costs, k)]
-
-
-def _by_histogram(costs: list[int], k: int) -> list[list[int]]:
-    cells: list[list[int]] = [[] for _ in range(k)]
-    total, so_far = sum(costs), 0
-    for cost in costs:
-        so_far += cost
-        cells[min(k * so_far // total, k - 1)].append(cost)
-    return cells
-
-
-def _torchgpipe() -> Any:
-    """Its function, without the package around it; None if it is not there."""
-    package = importlib.util.find_spec("torchgpipe")
-    if package is None or package.origin is None:
-        return None
-    path = package.origin.replace("__init__.py", "balance/blockpartition.py")
-    spec = importlib.util.spec_from_file_location("blockpartition", path)
-    if spec is None or spec.loader is None:
-        return None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.solve
+    step = model.step(pipeline)
+    _, _, *times = [step() for _ in range(rounds + 2)]
+    return {
+        "model": measured.name,
+        "schedule": schedule,
+        "remat": remat,
+        "k": k,
+        "m": m,
+        **_compared("ms", 1e3 * spread(times).median, 1e3 * predicted_seconds),
+    }
 
 
 _MIB = 2**20
@@ -238,13 +239,13 @@ _MEMORY_COLUMNS = [
         "schedule | remat | width | layers: L | k: K | m: M | groups | words | "
         "head_parts | weights_on: weights on | device"
     ),
-    *compared_columns("MiB"),
+    *_compared_columns("MiB"),
 ]
 
 
 def _memory(rounds: int) -> Table:
     """Every setting, a line an accelerator; the errors below."""
-    found = Table(
+    table = Table(
         "memory",
         f"Memory of accelerators that are processes, {len(JOBS)} settings: "
         "weights, slots, gradients and activations at the peak of a step",
@@ -256,7 +257,7 @@ def _memory(rounds: int) -> Table:
         for device, use in enumerate(outcome.uses):
             measured = use.held + use.gradients + use.activations
             expected = prediction.memory[device].total / _MIB
-            found.rows.append(
+            table.rows.append(
                 {
                     "schedule": job.schedule,
                     "remat": job.remat,
@@ -269,10 +270,10 @@ def _memory(rounds: int) -> Table:
                     "head_parts": job.head_parts,
                     "weights_on": _place(job),
                     "device": device,
-                    **compared("MiB", measured, expected),
+                    **_compared("MiB", measured, expected),
                 }
             )
-    return with_errors(found, "accelerators")
+    return _with_errors(table, "accelerators")
 
 
 def predicted(job: Job) -> Prediction:

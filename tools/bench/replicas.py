@@ -10,15 +10,6 @@ cell has as many layers, and hands over its gradients in as many parts.
 memory: a Transformer with Adam's slots: the most bytes of variables that a
 device owns, and the most that it exchanges with other replicas in a step:
 weights that it gets, and gradients that it sends.
-
-processes: cells that wait, and have weights of --cell_mib, with R K devices in
-one process, and shared out among workers on this machine, connected as
-`tools.train --workers` does it: for as many processes as replicas, each has
-one. The workers are started, and ended, here. The waiting is TensorFlow's, on
-the worker; the processes of a row take turns with the one process above.
-
-links: such workers, of one device each, reach each other over links that take
---link_ms, with schedules that allow for that and without.
 """
 
 import time
@@ -31,13 +22,9 @@ import numpy as np
 from absl import flags
 
 import tfgpipe
-from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.devices import names, placement
-from tfgpipe.schedules import Schedule
 from tools.bench.efficiency import Setting, make_devices
 from tools.bench.models import train_step, transformer
-from tools.bench.replica_worker import Job
-from tools.bench.step_worker import Worker, in_turns
 from tools.bench.waiting_layers import Device, Timed, Work
 from tools.flags import define, new_flags
 from tools.report import Report, Table, columns, progress, spread, spread_values
@@ -48,22 +35,13 @@ define(
     part=(
         ["speed", "memory"],
         "What to measure.",
-        ["speed", "memory", "processes", "links"],
+        ["speed", "memory"],
     ),
     r=([1, 2, 4], "Replicas."),
     k=([2, 4], "Devices of a replica."),
     m=([8], "Micro-batches of a replica."),
-    processes=(
-        [2],
-        "Workers, for part `processes`, that share the R K devices evenly.",
-    ),
-    cell_mib=([1.0], "MiB of a cell's weights, for part `processes`."),
     groups=([1], "As `remat_groups`, for part `speed`."),
     cell_ms=(20.0, "Milliseconds of a forward task."),
-    link_ms=(
-        15.0,
-        "Milliseconds from one worker to another, for part `links`.",
-    ),
     exchange_ms=(40.0, "Milliseconds of a cell's exchange."),
 )
 
@@ -80,14 +58,8 @@ MEMORY_COLUMNS = columns(
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
-    parts = {
-        "speed": _speed,
-        "memory": _memory,
-        "processes": _processes,
-        "links": _links,
-    }
-    if {"speed", "memory"} & set(values.part):
-        make_devices(max(values.r) * max(values.k))
+    parts = {"speed": _speed, "memory": _memory}
+    make_devices(max(values.r) * max(values.k))
     for part in dict.fromkeys(values.part):
         parts[part](values, report)
 
@@ -258,163 +230,6 @@ def _held(r: int, k: int) -> tuple[float, float]:
     owned = bytes_by_device([*model.variables, *model.optimizer.variables])
     exchanged = exchanged_bytes(model)
     return max(owned.values()) / 2**20, max(exchanged.values()) / 2**20
-
-
-PROCESS_COLUMNS = columns(
-    "r: R | k: K | m: M | cell_mib: cell MiB: g | processes | "
-    "bound_ms: bound ms: .1f | *step_ms: step ms: .1f | "
-    "efficiency: efficiency: .3f | more_ms: more ms: .1f | "
-    "exchanged_mib: exchanged MiB: .2f | first_step_s: first step s: .1f | "
-    "others: others: .0%"
-)
-
-
-def _processes(values: flags.FlagValues, report: Report) -> None:
-    """Adds the table that the flags ask for."""
-    table = report.add(
-        Table(
-            "processes",
-            f"Steps of cells of {values.cell_ms:g} ms in one process and in "
-            f"workers: median and quartiles of {values.rounds}",
-            PROCESS_COLUMNS,
-            notes=[
-                "more ms: than one process takes.",
-                "exchanged MiB: weights and gradients, between replicas.",
-                "others: share of the machine that other processes used.",
-            ],
-        )
-    )
-    for jobs in _process_groups(values):
-        one = jobs[0]
-        what = f"R={one.r} K={one.k} M={one.m} {one.cell_mib:g} MiB"
-        workers = in_turns(jobs, values.rounds, what)
-        table.rows += [_process_row(job, workers) for job in jobs]
-
-
-def _process_groups(values: flags.FlagValues) -> list[list[Job]]:
-    """The jobs of each R, K and M, which take turns."""
-    groups = []
-    for r in values.r:
-        for k in values.k:
-            counts = [n for n in values.processes if r * k % n == 0]
-            counts = list(dict.fromkeys([1, *counts]))
-            groups += [
-                [Job(r, k, m, values.cell_ms, mib, count) for count in counts]
-                for m in values.m
-                for mib in values.cell_mib
-                if len(counts) > 1
-            ]
-    if not groups:
-        raise BadFlags(
-            "--processes must have a number above 1 that divides R K. "
-            f"Received: --processes={values.processes}, with --r={values.r} "
-            f"and --k={values.k}. Give such as --processes=2 --r=2 --k=2."
-        )
-    return groups
-
-
-def _process_row(job: Job, workers: dict[Job, Worker]) -> dict:
-    one = Setting("gpipe", "except_last", "equal", job.cell_ms, job.k, job.m, 1)
-    bound = 1000 * one.bound()
-    step, alone = (
-        spread([1000 * step.seconds for step in workers[which].steps])
-        for which in (job, job._replace(processes=1))
-    )
-    ready = workers[job].ready
-    return {
-        **job._asdict(),
-        "bound_ms": bound,
-        **spread_values("step_ms", step),
-        "efficiency": bound / step.median,
-        "more_ms": step.median - alone.median,
-        "exchanged_mib": ready["exchanged_mib"],
-        "first_step_s": ready["first_step"],
-        "others": spread([s.others for s in workers[job].steps]).median,
-    }
-
-
-LINK_COLUMNS = columns(
-    "schedule | k: devices | chunks: cells each | m: M | link_ms: link ms: g | "
-    "share: made for: g | held | bound_ms: bound ms: .1f | "
-    "*step_ms: step ms: .1f | hidden: hidden: .0%"
-)
-_CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
-
-
-def _links(values: flags.FlagValues, report: Report) -> None:
-    """Adds the table that the flags ask for."""
-    if min(values.link_ms, values.cell_ms, *(k - 1 for k in values.k)) <= 0:
-        raise BadFlags(
-            "Links need --link_ms and --cell_ms above 0, and --k of 2 or more. "
-            f"Received: --link_ms={values.link_ms:g}, "
-            f"--cell_ms={values.cell_ms:g} and --k={values.k}."
-        )
-    table = report.add(
-        Table(
-            "links",
-            f"Devices of {values.cell_ms:g} ms a forward task, each a worker: "
-            f"median and quartiles of {values.rounds}",
-            LINK_COLUMNS,
-            notes=[
-                "made for: what a link takes of a cell's time, as the schedule "
-                "was told.",
-                "held: micro-batches of the first device.",
-                "bound: of the tasks and links alone.",
-                "hidden: share of all transfers on a link, except the first "
-                "way there and the last one back, that do not make the step "
-                "longer than without links.",
-            ],
-        )
-    )
-    for name, chunks in _CHUNKS.items():
-        for k in values.k:
-            for m in values.m:
-                jobs = _link_jobs(values, name, k, m, chunks)
-                workers = in_turns(jobs, values.rounds, f"{name} K={k}")
-                steps = {
-                    job: spread([1000 * s.seconds for s in workers[job].steps])
-                    for job in jobs
-                }
-                table.rows += [_link_row(job, jobs[0], steps) for job in jobs]
-
-
-def _link_jobs(
-    values: flags.FlagValues, name: str, k: int, m: int, chunks: int
-) -> list[Job]:
-    """Without links, with them, and with a schedule that allows for them."""
-    without = Job(1, k, m, values.cell_ms, 0, k, name, chunks, remat="never")
-    plain = without._replace(link_ms=values.link_ms)
-    share = values.link_ms * chunks / (3 * values.cell_ms)
-    jobs = [without, plain]
-    return jobs if name == "gpipe" else [*jobs, plain._replace(share=share)]
-
-
-def _bound_ms(job: Job) -> float:
-    schedule: Schedule = job.schedule_made()
-    cell = job.cell_ms / job.chunks
-    return schedule.length(
-        lambda task: cell * (2 if task.kind == "backward" else 1), job.link_ms
-    )
-
-
-def _link_row(job: Job, without: Job, steps: dict) -> dict:
-    """A row of the table.
-
-    A link has 2 M V transfers. The first micro-batch's way through all K - 1
-    links, and the way back of the last one, nothing can hide.
-    """
-    longer = steps[job].median - steps[without].median
-    both = 2 * job.link_ms  # there and back
-    unavoidable = (job.k - 1) * both
-    return {
-        **job._asdict(),
-        "held": job.schedule_made().held()[0],
-        "bound_ms": _bound_ms(job),
-        **spread_values("step_ms", steps[job]),
-        "hidden": 1 - (longer - unavoidable) / (job.m * job.chunks * both)
-        if both
-        else None,
-    }
 
 
 def exchanged_bytes(model: tfgpipe.GPipe) -> dict[str, int]:

@@ -23,8 +23,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from tools.bench import memory_worker
-from tools.bench.peer_programs import protocol
+from tools.bench.protocol import respond
 from tools.report import progress, spread, spread_values
 
 # A named tuple, of a module that runs it; see `command_of`.
@@ -185,40 +184,18 @@ def _imports() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def measure_memory(jobs: Sequence[Job], what: str) -> dict[Job, float]:
-    """Runs one job after the other; each does steps for its peak of memory."""
-    found: dict[Job, float] = {}
-    for job in progress(dict.fromkeys(jobs), f"measuring {what}"):
-        environment = {**_imports(), **memory_worker.EXACT_MEMORY}
-        worker = Worker(command_of(job), environment)
-        try:
-            if not worker.wait(_START_SECONDS):
-                raise RuntimeError(f"{job} does not run: {worker.why_not()}")
-            found[job] = worker.ask("mem")["mib"]
-        finally:
-            worker.close()
-    return found
-
-
 def command_of(job: Any) -> list[str]:
     """The module that the job comes from, as a program, with it in JSON."""
     module = type(job).__module__
     return [sys.executable, "-m", module, json.dumps(job._asdict())]
 
 
-def answer(step: Callable[[], float], **facts: Any) -> None:
+def answer(step: Callable[[], float]) -> None:
     """Does a first step, and then one whenever it is asked for one.
 
-    Called by a worker. "mem" is asked for the memory of steps. Anything else
-    ends it.
+    Called by a worker.
     """
-    protocol.respond(
-        {"first_step": step(), **facts},
-        {
-            "step": lambda: {"s": step()},
-            "mem": lambda: {"mib": memory_worker.peak_of(step)},
-        },
-    )
+    respond({"first_step": step()}, {"step": lambda: {"s": step()}})
 
 
 def least_disturbed(steps: Sequence[Step], num_steps: int) -> list[Step]:

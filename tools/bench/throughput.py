@@ -96,7 +96,6 @@ def _jobs(values: flags.FlagValues, model: str) -> list[Job]:
     return [
         Job(
             model,
-            "gpipe",
             batch_size,
             k,
             m,

@@ -22,22 +22,19 @@ from params import Experiment
 from tfgpipe.commands import command_line
 from tfgpipe.devices import local
 from tfgpipe.files import write_text
-from tools.flags import define
+from tools.flags import FIGURE, define
 from tools.report import define_format
 from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
-from tools.train.monitor import Monitor, read_log
+from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
 _FINISHED = "results.json"
 _TRANSLATED = "translations.json"
 _TIME = "time.json"
-_TEST = "test/"  # what the names of test results begin with in the log
 _NUM_CHECKPOINTS = 40  # at least
-
-Curve = list[tuple[int, float]]
 
 
 class Finished(NamedTuple):
@@ -51,7 +48,6 @@ class Finished(NamedTuple):
         minutes: What training took, with the tests during the run, on the
             machine that the table names.
         results: Of the test at the end, see `params.task.Task.results`.
-        curves: The same during the run: steps and values by name.
     """
 
     experiment: Experiment
@@ -60,7 +56,6 @@ class Finished(NamedTuple):
     num_params: int
     minutes: float
     results: dict[str, float]
-    curves: dict[str, Curve]
 
     def row(self, model: str) -> dict[str, Any]:
         """What a table says of it, where it has such a name."""
@@ -88,11 +83,7 @@ def new_flags() -> flags.FlagValues:
             "Try it: mini-batches of each run, instead of all. These runs have "
             "folders of their own.",
         ),
-        output=(
-            str,
-            "Folder for the picture and the numbers. Default: docs; with "
-            "--steps, --runs_dir.",
-        ),
+        figure=FIGURE,
     )
     return values
 
@@ -120,7 +111,6 @@ def finish(
     values: flags.FlagValues,
     *,
     name: str | None = None,
-    initial_model: pathlib.Path | None = None,
     maker: type[Trainer] = Trainer,
     num_tests: int = 10,
 ) -> Finished:
@@ -133,7 +123,7 @@ def finish(
     if kept is None or kept["run"] != run:
         # No name for the trainer: its memory is to be freed at the end.
         found = _train(
-            maker(experiment, values.steps, folder, initial_model),
+            maker(experiment, values.steps, folder),
             folder,
             num_tests=0 if values.steps else num_tests,
         )
@@ -146,7 +136,6 @@ def finish(
         kept["num_params"],
         kept["minutes"],
         kept["results"],
-        _curves(folder, kept["num_steps"], kept["results"]),
     )
 
 
@@ -192,18 +181,6 @@ def _forget_models() -> None:
     """Frees the memory of models that nobody uses any more."""
     keras.backend.clear_session()
     gc.collect()
-
-
-def _curves(
-    folder: pathlib.Path, num_steps: int, results: dict[str, float]
-) -> dict[str, Curve]:
-    """Test results during a run, and at its end."""
-    found = read_log(folder / "tensorboard")
-    curves = {name: dict(found.get(_TEST + name, [])) for name in results}
-    return {
-        name: sorted((curve | {num_steps: results[name]}).items())
-        for name, curve in curves.items()
-    }
 
 
 def translated(run: Finished, values: flags.FlagValues) -> list[Translated]:

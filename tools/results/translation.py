@@ -7,15 +7,12 @@ them; a group's test pairs are scored together.
 Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 5
 """
 
-from typing import Any
-
 from absl import flags
 
 import params
 from tools.evaluate import GROUP_COLUMNS, SCORE_COLUMNS
 from tools.report import Column, Table, columns
 from tools.results import runs
-from tools.results.outcome import Outcome, Picture, Series
 from tools.text import translation_scores as scores
 
 FLAGS = runs.new_flags()
@@ -30,7 +27,7 @@ _MODEL_COLUMNS = columns(
 )
 
 
-def run(values: flags.FlagValues) -> Outcome:
+def run(values: flags.FlagValues) -> list[Table]:
     """Trains all models, and scores their translations."""
     many = [params.get(f"mt.multilingual_{shape}") for shape in _SHAPES]
     single = [params.get(f"mt.bilingual_{name}") for name in _LANGUAGES]
@@ -70,7 +67,7 @@ def run(values: flags.FlagValues) -> Outcome:
         "multilingual ones with each other."
     )
     tables[2].notes.append("A few hundred test pairs or less say little.")
-    return Outcome(tables, _picture(by_group, by_language))
+    return tables
 
 
 def _about(values: flags.FlagValues) -> str:
@@ -86,30 +83,3 @@ def _language_columns() -> list[Column]:
         _MODEL_COLUMNS[0],
         *SCORE_COLUMNS,
     ]
-
-
-def _picture(
-    by_group: list[dict[str, Any]], by_language: list[dict[str, Any]]
-) -> Picture:
-    """The models' chrF, from scarce to rich: of groups, then of languages."""
-    chrf: dict[str, dict[str, float]] = {}
-    places = {}
-    for row in by_group:
-        if row["group"] != "all":
-            places[row["group"]] = row["group"].replace(" ", "\n")
-            chrf.setdefault(row["model"], {})[row["group"]] = row["chrf"]
-    places[""] = ""  # a gap
-    for row in sorted(by_language, key=lambda row: row["train_pairs"]):
-        name = row["language"]
-        places[name] = f"{name}\n{row['train_pairs']:,}"
-        model = "bilingual" if "bilingual" in row["model"] else row["model"]
-        chrf.setdefault(model, {})[name] = row["chrf"]
-    return Picture(
-        "Into English: groups of 102 languages, and five of them",
-        "training pairs of a language",
-        "chrF of the test pairs",
-        [
-            Series(model, list(places.values()), [own.get(p) for p in places])
-            for model, own in chrf.items()
-        ],
-    )

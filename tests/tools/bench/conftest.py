@@ -56,14 +56,13 @@ def use_workers(monkeypatch):
     """A function that has workers be none, until all of them are closed.
 
     It takes the class of their jobs, and what tells of a job the seconds of a
-    step and its MiB.
+    step.
     """
     running = []
 
-    def use(job_class, seconds, mib=None):
+    def use(job_class, seconds):
         class Worker:
             is_starting = False
-            ready = {"exchanged_mib": 2.0, "first_step": 3.0}  # noqa: RUF012
 
             def __init__(self, command, environment):
                 self.job = job_class(**json.loads(command[-1]))
@@ -76,10 +75,6 @@ def use_workers(monkeypatch):
             def step(self):
                 took = seconds(self.job)
                 self.steps.append(step_worker.Step(took, others=0.0))
-
-            def ask(self, question):
-                assert question == "mem"
-                return {"mib": mib(self.job)}
 
             def close(self):
                 running.remove(self)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tools import figures
 from tools.bench import __main__ as bench
 from tools.bench import efficiency
 
@@ -28,10 +29,6 @@ def run(*words):
         (["efficiency", "--m=4x"], "such as 4k"),
         (["efficiency", "--m=0"], "Received: '0'"),
         (["efficiency", "--schedule=1f2b"], "of which unknown: ['1f2b']"),
-        (
-            ["replicas", "--part=processes", "--processes=5"],
-            "a number above 1 that divides R K. Received: --processes=[5]",
-        ),
         (["throughput", "--k=4096"], "at most the number of cores"),
         (["throughput", "--k=1", "--m=9"], "at most --batch_size, 8"),
         (["overhead", "--dispatch_m=4"], "two numbers or more"),
@@ -43,6 +40,19 @@ def test_bad_flags_fail_before_any_work(words, message, capsys):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_table_is_written_for_pages(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    monkeypatch.setattr(efficiency, "measure", lambda *_: (1.0, [0.1]))
+    words = ["efficiency", "--k=2", "--m=2", "--schedule=gpipe", "--cell_ms=1"]
+    assert run(*words, "--cells=equal", "--figure=steps") == 0
+    figure = figures.read("steps")
+    (row,) = figure["rows"]
+    shown = dict(zip(figure["columns"], row))
+    assert (shown["schedule"], shown["step ms"]) == ("gpipe", "100.0")
+    assert figure["command"].endswith("--cell_ms=1 --cells=equal")
+    assert figure["machine"] and "keras" in figure["versions"]
 
 
 def test_interrupted_run_prints_what_it_has(monkeypatch, capsys):

@@ -1,7 +1,6 @@
-"""Layers that wait, what replicas exchange, and links that take time."""
+"""Layers that wait, and what replicas exchange."""
 
 import math
-import socket
 import threading
 import time
 
@@ -12,9 +11,8 @@ from keras import layers as kl
 from replicated import replicas
 
 import tfgpipe
-from tools.bench.replica_worker import DelayedLinks
 from tools.bench.replicas import exchanged_bytes
-from tools.bench.waiting_layers import Device, Sleeping, Timed
+from tools.bench.waiting_layers import Device, Timed
 
 
 def test_device_does_one_thing_at_a_time():
@@ -59,23 +57,6 @@ def test_timed_layers_wait_for_every_task(remat, num_forward):
     assert [d.calls for d in counters] == [num_forward + 2 * 3] * 2
 
 
-def test_sleeping_layers_wait_and_return_what_they_get():
-    layers = [Sleeping(0.02, [3, 2], is_first=i == 0) for i in range(2)]
-    model = tfgpipe.GPipe(
-        layers, 2, 3, devices=["CPU:0", "CPU:1"], layers_per_cell=[1, 1]
-    )
-    model.compile("sgd", "mse")
-    x = np.arange(6, dtype=np.float32).reshape(3, 2)
-    with pytest.warns(UserWarning, match="DatasetToSingleElement"):
-        outputs = model.predict(x, verbose=0)
-    np.testing.assert_array_equal(outputs, x)
-    model.train_on_batch(x, x)
-    start = time.perf_counter()
-    assert model.train_on_batch(x, x) == 0
-    # 4 * 3 - 1 tasks of the last cell, and 3 on the way
-    assert time.perf_counter() - start >= 14 * 0.02
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
 def test_bytes_between_replicas_are_those_that_are_sent(schedule):
     """Read from the graphs that TensorFlow runs, one a device."""
@@ -98,21 +79,3 @@ def test_bytes_between_replicas_are_those_that_are_sent(schedule):
     counted = exchanged_bytes(model)
     assert len(counted) == 6
     assert sum(counted.values()) == found == 2 * 2 * total
-
-
-def test_links_hand_on_every_byte_later():
-    sent, seconds = bytes(range(256)) * 1000, 0.05
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        host, port = server.getsockname()
-        address = DelayedLinks(seconds).to(f"{host}:{port}")
-        host, _, port = address.rpartition(":")
-        start = time.monotonic()
-        with socket.create_connection((host, int(port))) as near:
-            far = server.accept()[0]
-            near.sendall(sent[:100])
-            assert far.recv(1000) == sent[:100]
-            far.sendall(sent)
-            far.close()
-            received = b"".join(iter(lambda: near.recv(2**16), b""))
-    assert received == sent
-    assert time.monotonic() - start >= 2 * seconds

@@ -7,7 +7,7 @@ import keras
 import pytest
 import runs
 
-from tools.results import batch_size, image
+from tools.results import image, translation
 from tools.results import runs as results_runs
 from tools.results.image import PlainTrainer
 from tools.results.runs import Finished
@@ -37,9 +37,6 @@ class NoTrainer(Trainer):
 def test_finished_run_is_not_trained_again(finish):
     first = finish()
     assert first.num_steps == 12
-    curve = first.curves["accuracy"]
-    assert [step for step, _ in curve] == list(range(1, 13))
-    assert curve[-1] == (12, first.results["accuracy"])
     assert finish(maker=NoTrainer) == first
     other_text = dataclasses.replace(runs.IMAGE, expected_result="better")
     again = finish(maker=NoTrainer, experiment=other_text)
@@ -66,14 +63,13 @@ def test_interrupted_run_goes_on(finish):
     parts = finish(name="parts", maker=PlainTrainer)
     assert parts.results == whole.results
     assert parts.minutes > 0
-    assert parts.curves == whole.curves
 
 
 def test_translations_are_kept(tmp_path_factory, tmp_path, monkeypatch):
     folder = runs.saved(runs.MT, tmp_path_factory)
-    run = Finished(runs.MT, folder, 0, 0, 0.0, {}, {})
+    run = Finished(runs.MT, folder, 0, 0, 0.0, {})
     words = ["--beam_size=1", "--max_pairs=2"]
-    values = parsed(batch_size, *words)
+    values = parsed(translation, *words)
     found = results_runs.translated(run, values)
     assert {one.language for one in found} == {"aa", "bb"}
 

@@ -7,12 +7,12 @@ Torch's smaller build without CUDA, 2.13.0+cpu, does as well. Then
 `python -m tools.bench peers --torch_python=TORCH/bin/python` runs this program
 there. By itself, in a checkout of tfgpipe:
 
-    TORCH/bin/python -m tools.bench.peer_programs.torch_worker --variant=1f1b
+    TORCH/bin/python -m tools.bench.peer_programs.torch_worker --schedule=1f1b
 
-A variant is "gpipe", "1f1b" or "interleaved", which has two cells on a device;
-with ",compile=yes" the layers of each cell are compiled by `torch.compile`,
-which needs a C++ compiler. A cell is recomputed as a whole, by `checkpoint`;
-with ",checkpoint=selective", all but what products and convolutions made.
+A schedule is "gpipe", "1f1b" or "interleaved", which has two cells on a device;
+with --is_compiled the layers of each cell are compiled by `torch.compile`,
+which needs a C++ compiler. A cell is recomputed as a whole, by `checkpoint`.
+Attention is written out, without torch's fused kernel, as in TensorFlow.
 
 Processes talk by gloo. The first does as the protocol says, and starts the
 others, which follow it: it sends each a question, answers it, too, and waits
@@ -36,69 +36,90 @@ import torch  # type: ignore[import-not-found]
 import torch.distributed as dist  # type: ignore[import-not-found]
 from torch import nn  # type: ignore[import-not-found]
 from torch.distributed import pipelining  # type: ignore[import-not-found]
-from torch.utils.checkpoint import (  # type: ignore[import-not-found]
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.nn import functional  # type: ignore[import-not-found]
+from torch.utils.checkpoint import checkpoint  # type: ignore[import-not-found]
 
 from tools.bench.memory_worker import peak_of
-from tools.bench.peer_programs import protocol, torch_layers, work
+from tools.bench.peer_programs import work
 
 _HOST = "127.0.0.1"
 _PATIENCE = datetime.timedelta(hours=2)  # others have their turns meanwhile
 
 
-class Cell(nn.Module):
-    """Consecutive layers.
+class Block(nn.Module):
+    """A Transformer block.
 
     Args:
-        layers: The layers.
-        remat: Whether to recompute them in the backward pass.
-        is_selective: Whether to keep what products have made.
+        weights: The first ones, by the names of `work.block_shapes`.
     """
 
-    def __init__(
-        self, layers: nn.Module, remat: bool, is_selective: bool
-    ) -> None:
+    def __init__(self, weights: work.Weights) -> None:
+        super().__init__()
+        units, hidden = work.TRANSFORMER.units, work.TRANSFORMER.hidden_units
+        self.norm1, self.norm2 = (
+            nn.LayerNorm(units, work.EPSILON) for _ in range(2)
+        )
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(units, units) for _ in range(4)
+        )
+        self.wide, self.narrow = (
+            nn.Linear(units, hidden),
+            nn.Linear(hidden, units),
+        )
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                # Torch has kernels as (outputs, inputs).
+                value = weights[name.replace(".", "_")].T
+                parameter.copy_(torch.from_numpy(value))
+
+    def forward(self, x: Any) -> Any:
+        """Attention, then two dense layers, each around a shortcut."""
+        x = x + self._attention(self.norm1(x))
+        hidden = functional.relu(self.wide(self.norm2(x)))
+        return x + self.narrow(hidden)
+
+    def _attention(self, x: Any) -> Any:
+        num_heads = work.TRANSFORMER.heads
+        head_units = work.TRANSFORMER.units // num_heads
+
+        def heads(projected: Any) -> Any:
+            # (examples, positions, units) -> (examples, heads, positions, ...)
+            split = projected.unflatten(-1, (num_heads, head_units))
+            return split.transpose(1, 2)
+
+        query = heads(self.query(x)) * head_units**-0.5
+        scores = query @ heads(self.key(x)).transpose(-1, -2)
+        attended = torch.softmax(scores, -1) @ heads(self.value(x))
+        return self.output(attended.transpose(1, 2).flatten(2))
+
+
+class Cell(nn.Module):
+    """Consecutive layers, which the backward pass recomputes."""
+
+    def __init__(self, layers: nn.Module) -> None:
         super().__init__()
         self.layers = layers
-        self._remat = remat
-        self._contexts = _keeping_products if is_selective else None
 
     def forward(self, x: Any) -> Any:
         """Calls one after the other."""
-        if self._remat:
-            given = {"context_fn": self._contexts} if self._contexts else {}
-            return checkpoint(self.layers, x, use_reentrant=False, **given)
-        return self.layers(x)
+        return checkpoint(self.layers, x, use_reentrant=False)
 
 
-def _keeping_products() -> Any:
-    aten = torch.ops.aten
-    products = [aten.mm, aten.addmm, aten.bmm, aten.convolution]
-    kept = [product.default for product in products]
-    return create_selective_checkpoint_contexts(kept)
-
-
-def cells(order: protocol.Order, rank: int) -> list[pipelining.PipelineStage]:
-    """The cells of one device, which stand `order.k` apart."""
-    per_device = 2 if order.schedule == "interleaved" else 1
-    cuts = work.cuts(order.work, order.k * per_device)
-    made = []
+def cells(order: work.Order, rank: int) -> list[pipelining.PipelineStage]:
+    """Returns the cells of one device, which stand `order.k` apart."""
+    cuts, weights = order.cuts(), work.block_weights()
+    stages = []
     for index in range(rank, len(cuts), order.k):
-        layers = torch_layers.layers(
-            order.work, *cuts[index], share=1 / per_device
-        )
-        if order.options.get("compile") == "yes":
+        start, stop = cuts[index]
+        layers: Any = nn.Sequential(*map(Block, weights[start:stop]))
+        if order.is_compiled:
             layers = torch.compile(layers, dynamic=False)
-        is_selective = order.options.get("checkpoint") == "selective"
-        cell = Cell(layers, order.remat, is_selective).train()
-        made.append(
+        stages.append(
             pipelining.PipelineStage(
-                cell, index, len(cuts), torch.device("cpu")
+                Cell(layers).train(), index, len(cuts), torch.device("cpu")
             )
         )
-    return made
+    return stages
 
 
 def loss_of(outputs: Any, _: Any) -> Any:
@@ -106,7 +127,7 @@ def loss_of(outputs: Any, _: Any) -> Any:
     return outputs.square().mean()
 
 
-def train_step(order: protocol.Order, rank: int) -> Callable[[], float]:
+def train_step(order: work.Order, rank: int) -> Callable[[], float]:
     """Makes a function that does one device's part of a step.
 
     It returns the loss in the process that has the last cell, else 0.
@@ -120,9 +141,9 @@ def train_step(order: protocol.Order, rank: int) -> Callable[[], float]:
     schedule = kind(stage, order.m, loss_fn=loss_of)
     optimizer = torch.optim.SGD(
         [p for each in stages for p in each.submod.parameters()],
-        work.LEARNING_RATES[order.work],
+        work.LEARNING_RATE,
     )
-    x = torch_layers.inputs(order.work, order.m)
+    x = torch.from_numpy(work.inputs())
     given = (x,) if rank == 0 else ()
     is_last = rank == order.k - 1
     labels = torch.zeros(len(x), 1) if is_last else None  # asked for, not used
@@ -145,10 +166,11 @@ def meet(rank: int, size: int, port: int = 0) -> dist.TCPStore:
 
 
 def answers(
-    order: protocol.Order, rank: int, store: dist.TCPStore
+    order: work.Order, rank: int, store: dist.TCPStore
 ) -> dict[str, Callable[[], float]]:
     """Joins the others; returns what answers each question."""
-    torch_layers.use_one_thread()
+    torch.set_num_threads(1)  # a device is one thread
+    torch.set_num_interop_threads(1)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=order.k, timeout=_PATIENCE
     )
@@ -156,7 +178,7 @@ def answers(
     return {"step": step, "mem": lambda: peak_of(step)}
 
 
-def follow(connection: Connection, order: protocol.Order, *at: int) -> None:
+def follow(connection: Connection, order: work.Order, *at: int) -> None:
     """Answers what the first process asks, until it closes the connection."""
     rank, port = at
     own = answers(order, rank, meet(rank, order.k, port))
@@ -166,7 +188,7 @@ def follow(connection: Connection, order: protocol.Order, *at: int) -> None:
     dist.destroy_process_group()
 
 
-def start(order: protocol.Order, port: int) -> list[tuple[Any, Connection]]:
+def start(order: work.Order, port: int) -> list[tuple[Any, Connection]]:
     """Starts the other processes; returns them, and connections to them."""
     context = multiprocessing.get_context("spawn")
     started = []
@@ -183,7 +205,7 @@ def start(order: protocol.Order, port: int) -> list[tuple[Any, Connection]]:
 
 def main() -> None:
     """Does what the command line says."""
-    order = protocol.order()
+    order = work.read_order()
     store = meet(0, order.k)
     followers = start(order, store.port)
     own = answers(order, 0, store)
@@ -193,7 +215,7 @@ def main() -> None:
             connection.send(question)
         return [own[question](), *(each.recv() for _, each in followers)]
 
-    protocol.serve(
+    work.serve(
         lambda: ask("step")[-1],
         lambda: ask("mem"),
         version=f"torch {torch.__version__}, processes: {order.k}",

@@ -1,31 +1,32 @@
-"""What all libraries compute: the sizes, first weights and data of the work.
+"""The work of all programs: Transformer blocks, their first weights and data.
 
-Work A is Transformer blocks without a mask, B convolutions with batch
-normalisation, C cells that only wait. The loss is the mean of the squares of
-the outputs, and plain gradient descent reduces it. Everything is in float32 and
-the same in each process that asks for it.
+The blocks have no mask. The loss is the mean of the squares of the outputs, and
+plain gradient descent reduces it. Everything is in float32 and the same in each
+process that asks for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-LEARNING_RATES = {"A": 0.001, "B": 0.5, "C": 0.001}
-EPSILON = 1e-5  # of all normalisations
-MOMENTUM = 0.9  # of the moving averages of batch normalisation
+from tools.bench.memory_worker import peak_of
+from tools.bench.protocol import respond
 
-# Of a cell of work C. It waits a second time to recompute its forward pass.
-FORWARD_SECONDS = 0.020
-BACKWARD_SECONDS = 0.040
+LEARNING_RATE = 0.001
+EPSILON = 1e-5  # of all normalisations
+_FIRST_STEPS = 3
 
 Weights = dict[str, np.ndarray]
 
 
 class Transformer(NamedTuple):
-    """The sizes of work A."""
+    """The sizes."""
 
     blocks: int = 8
     units: int = 256
@@ -35,37 +36,51 @@ class Transformer(NamedTuple):
     batch_size: int = 32
 
 
-class Convolutions(NamedTuple):
-    """The sizes of work B."""
-
-    channels: tuple[int, ...] = (
-        *2 * (16,),
-        *2 * (32,),
-        *4 * (64,),
-        *4 * (128,),
-    )
-    strides: tuple[int, ...] = (1, 1, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1)
-    image_size: int = 32
-    batch_size: int = 64
-
-
 TRANSFORMER = Transformer()
-CONVOLUTIONS = Convolutions()
 
 
-def cuts(work: str, num_cells: int) -> list[tuple[int, int]]:
-    """Where cells of nearly equal length begin and end in the layers."""
-    num_layers = {
-        "A": TRANSFORMER.blocks,
-        "B": len(CONVOLUTIONS.channels),
-        "C": num_cells,
-    }[work]
-    ends = [cell * num_layers // num_cells for cell in range(num_cells + 1)]
-    return list(itertools.pairwise(ends))
+class Order(NamedTuple):
+    """What a program is to do: `k` cells, `m` micro-batches.
+
+    One thread is a device. `schedule` may be "interleaved", with two cells a
+    device. The backward pass recomputes.
+    """
+
+    k: int
+    m: int
+    schedule: str
+    is_compiled: bool
+
+    def words(self) -> list[str]:
+        """Returns the order as the words of a command line."""
+        words = [f"--k={self.k}", f"--m={self.m}"]
+        words.append(f"--schedule={self.schedule}")
+        return words + ["--is_compiled"] * self.is_compiled
+
+    @property
+    def chunks(self) -> int:
+        """Returns the number of cells of a device."""
+        return 2 if self.schedule == "interleaved" and self.k > 1 else 1
+
+    def cuts(self) -> list[tuple[int, int]]:
+        """Returns where cells of nearly equal length begin and end."""
+        count = self.k * self.chunks
+        ends = [i * TRANSFORMER.blocks // count for i in range(count + 1)]
+        return list(itertools.pairwise(ends))
+
+
+def read_order(words: Sequence[str] | None = None) -> Order:
+    """Reads an order from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--k", type=int, default=2)
+    parser.add_argument("--m", type=int, default=8)
+    parser.add_argument("--schedule", default="gpipe")
+    parser.add_argument("--is_compiled", action="store_true")
+    return Order(**vars(parser.parse_args(words)))
 
 
 def block_shapes() -> dict[str, tuple[int, ...]]:
-    """The shape of each weight of a block, kernels as (inputs, outputs).
+    """Returns the shape of each weight, kernels as (inputs, outputs).
 
     In the order in which `tools.bench.models.TransformerBlock` has them.
     """
@@ -82,7 +97,7 @@ def block_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def block_weights() -> list[Weights]:
-    """The first weights of each block, by the names of `block_shapes`."""
+    """Returns the first weights of each block, by name."""
     random = np.random.RandomState(1)
 
     def first(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -98,29 +113,27 @@ def block_weights() -> list[Weights]:
     ]
 
 
-def kernels() -> list[np.ndarray]:
-    """The first kernels of the convolutions, (3, 3, inputs, outputs)."""
-    random = np.random.RandomState(2)
-    channels = (3, *CONVOLUTIONS.channels)
-    return [
-        (
-            random.standard_normal((3, 3, inputs, outputs))
-            * np.sqrt(2 / (9 * inputs))
-        ).astype(np.float32)
-        for inputs, outputs in itertools.pairwise(channels)
-    ]
-
-
-def inputs(work: str, num_micro_batches: int) -> np.ndarray:
-    """The mini-batch of every step."""
-    if work == "C":
-        return np.ones((4 * num_micro_batches, 1), np.float32)
-    shape: tuple[int, ...] = (
-        TRANSFORMER.batch_size,
-        TRANSFORMER.positions,
-        TRANSFORMER.units,
-    )
-    if work == "B":
-        size = CONVOLUTIONS.image_size
-        shape = (CONVOLUTIONS.batch_size, size, size, 3)
+def inputs() -> np.ndarray:
+    """Returns the mini-batch of every step."""
+    sizes = TRANSFORMER
+    shape = sizes.batch_size, sizes.positions, sizes.units
     return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
+
+
+def serve(
+    step: Callable[[], float],
+    peaks: Callable[[], Sequence[float]] | None = None,
+    **facts: Any,
+) -> None:
+    """Does the first steps, and then what it is asked for, until "quit"."""
+
+    def timed() -> dict[str, float]:
+        start = time.perf_counter()
+        loss = step()
+        return {"s": time.perf_counter() - start, "loss": loss}
+
+    def memory() -> dict[str, float]:
+        return {"mib": sum(peaks() if peaks else [peak_of(step)])}
+
+    losses = [step() for _ in range(_FIRST_STEPS)]
+    respond({"losses": losses, **facts}, {"step": timed, "mem": memory})
