@@ -54,7 +54,7 @@ from tfgpipe.plans.workload import (
     machine_of,
     seconds_by_flops,
 )
-from tfgpipe.profiles import LayerSeconds, Profile
+from tfgpipe.profiles import LayerSeconds, Profile, aligned
 from tfgpipe.schedules import CHUNKS, SCHEDULES, devices_for
 from tfgpipe.sequence import region_bounds, source_of, too_many_cells
 
@@ -180,21 +180,10 @@ class Plan:
             )
 
     def __str__(self) -> str:
-        """The table."""
-        rows = [
-            "R K M schedule remat groups head s/step bubble MiB/device "
-            "cells why"
-        ]
-        lines = [rows[0].split()]
+        """Returns the table."""
+        titles = "R K M schedule remat groups head s/step bubble MiB/device"
+        lines = [[*titles.split(), "cells", "why"]]
         lines += [self._row(choice) for choice in self.choices]
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        table = [
-            "  ".join(
-                text.ljust(width) if i in (3, 4, 10, 11) else text.rjust(width)
-                for i, (text, width) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in lines
-        ]
         limit = "no memory limit"
         if self.memory_limit is not None:
             limit = (
@@ -204,7 +193,7 @@ class Plan:
         if self.best.setting.weights_on != "devices":
             limit += ", weights on the host"
         head = f"mini-batches of {self.batch_size}; {limit}; {self.basis}"
-        return "\n".join([head, *table])
+        return "\n".join([head, *aligned(lines, (3, 4, 10, 11))])
 
     def _row(self, choice: Prediction) -> list[str]:
         setting = choice.setting

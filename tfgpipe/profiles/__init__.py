@@ -5,6 +5,7 @@ from tfgpipe.profiles.profile_record import (
     CellSeconds,
     LayerSeconds,
     Profile,
+    aligned,
 )
 from tfgpipe.profiles.profiler import profile
 
@@ -13,5 +14,6 @@ __all__ = [
     "CellSeconds",
     "LayerSeconds",
     "Profile",
+    "aligned",
     "profile",
 ]

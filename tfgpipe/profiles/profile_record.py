@@ -12,7 +12,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import as_count, count_problem
@@ -454,12 +454,9 @@ def _stem(name: str) -> str:
 
 
 def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
-    """The value there on lines through points; through zero, of one point."""
-    if len(points) == 1:
-        ((x, y),) = points
-        return y * at / x
-    places = [i for i, (x, _) in enumerate(points) if x <= at]
-    i = min(places[-1] if places else 0, len(points) - 2)
+    """Returns the value on lines through points; through zero, of one point."""
+    points = [(0.0, 0.0), *points] if len(points) == 1 else points
+    i = sum(x <= at for x, _ in points[1:-1])
     (a, first), (b, second) = points[i : i + 2]
     return max(0.0, first + (second - first) * (at - a) / (b - a))
 
@@ -467,26 +464,26 @@ def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
 _KINDS = ("forward", "recompute", "backward")
 
 
+def aligned(
+    rows: Iterable[Sequence[str]], are_left: Collection[int] = (0,)
+) -> list[str]:
+    """Returns lines of columns, of which some are aligned to the left."""
+    columns = [
+        [t.ljust(n) if i in are_left else t.rjust(n) for t in column]
+        for i, column in enumerate(zip(*rows))
+        for n in [max(map(len, column))]
+    ]
+    return ["  ".join(row).rstrip() for row in zip(*columns)]
+
+
 def table_of(profile: Profile) -> str:
-    """The table of a `Profile`: a line for each layer and micro-batch size.
+    """Returns the table of a `Profile`: a line for each layer and its rows.
 
     Seconds are lower quartiles, each with the cost of a call; `+-` is half of
     the distance of the quartiles, of all kinds the largest, as a share.
     """
-    header = (
-        "layer",
-        "rows",
-        "forward",
-        "recompute",
-        "backward",
-        "+-",
-        "outputs",
-        "kept",
-        "weights",
-        "slots",
-        "gradients",
-    )
-    rows: list[tuple[str, ...]] = [header]
+    header = "layer rows forward recompute backward +- outputs kept weights"
+    rows = [f"{header} slots gradients".split()]
     loss = [] if profile.loss is None else [profile.loss]
     for layer in [*profile.layers, *loss]:
         for tasks in layer.measured:
@@ -494,7 +491,7 @@ def table_of(profile: Profile) -> str:
             is_first = tasks is layer.measured[0]
             held = (layer.weight_bytes, layer.slot_bytes, layer.gradient_bytes)
             rows.append(
-                (
+                [
                     layer.name if is_first else "",
                     str(tasks.rows),
                     *map(_time, spreads),
@@ -502,24 +499,14 @@ def table_of(profile: Profile) -> str:
                     _size(tasks.output_bytes),
                     _size(tasks.kept_bytes),
                     *(_size(n) if is_first else "" for n in held),
-                )
+                ]
             )
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(row[1:], widths[1:])),
-            ]
-        ).rstrip()
-        for row in rows
-    ]
     compiled = ", compiled by XLA" if profile.jit_compile else ""
-    lines.append(
+    end = (
         f"On {profile.device}{compiled}; slots of {profile.optimizer}; a call "
         f"takes {_seconds(profile.call_seconds)} of each."
     )
-    return "\n".join(lines)
+    return "\n".join([*aligned(rows), end])
 
 
 def _time(spread: Spread | None) -> str:
@@ -580,56 +567,55 @@ class CellSeconds:
         are_trained: Iterable[bool],
         task_seconds: float,
     ):
-        trained = (i for i, is_trained in enumerate(are_trained) if is_trained)
-        self.first = next(trained, len(layers))
+        self.first = [*are_trained, True].index(True)
         self._task_seconds = task_seconds
+        asked = [self._asked(i, layer.of) for i, layer in enumerate(layers)]
         self._sums = {
-            kind: _sums(self._asked(i, kind, s) for i, s in enumerate(layers))
+            kind: [*itertools.accumulate((s[kind] for s in asked), initial=0.0)]
             for kind in MEASURED
         }
-        self._whole = _sums(not layer.has_halves for layer in layers)
+        whole = (not layer.has_halves for layer in layers)
+        self._whole = [*itertools.accumulate(whole, initial=0)]
 
     def of_cell(self, start: int, stop: int) -> dict[str, float]:
-        """Seconds of each task of layers `start` to before `stop`.
+        """Returns the seconds of each task of layers `start` to before `stop`.
 
         0.0 for a task that has nothing to compute.
         """
+        last = stop - 1
         by_kind = {
             kind: sums[stop] - sums[start] for kind, sums in self._sums.items()
         }
-        before, last = self._sums["recompute"], self._sums["recompute_last"]
-        by_kind["recompute"] = (
-            before[stop - 1] - before[start] + last[stop] - last[stop - 1]
-        )
+        again, of_last = self._sums["recompute"], self._sums["recompute_last"]
+        by_kind["recompute"] = again[last] - again[start]
+        by_kind["recompute"] += of_last[stop] - of_last[last]
         return {
             kind: seconds + self._task_seconds if seconds else 0.0
             for kind, seconds in by_kind.items()
         }
 
     def costs(self) -> list[float]:
-        """Seconds of each layer's passes, for the cut."""
-        passes = [self._sums[kind] for kind in ("forward", "backward")]
+        """Returns the seconds of each layer's passes, for the cut."""
+        passes = zip(self._sums["forward"], self._sums["backward"])
         return [
-            sum(sums[i + 1] - sums[i] for sums in passes)
-            for i in range(len(passes[0]) - 1)
+            after[0] - before[0] + (after[1] - before[1])
+            for before, after in itertools.pairwise(passes)
         ]
 
     def has_halves(self, start: int, stop: int) -> bool:
         """Returns whether the backward pass of these layers can be cut."""
         return self._whole[stop] == self._whole[start]
 
-    def _asked(self, i: int, kind: str, seconds: LayerSeconds) -> float:
-        """Seconds of layer i; without gradients that nothing asks for."""
-        asked = seconds.of[kind]
-        if i > self.first or kind == "forward":
-            return asked
-        if i < self.first or kind == "input_gradient":
-            return 0.0
-        if kind in ("backward", "backward_first"):  # no gradient of its inputs
-            other = seconds.of["backward"] - seconds.of["weight_gradient"]
-            return asked - max(0.0, other)
-        return asked
-
-
-def _sums(values: Iterable[float]) -> list[float]:
-    return [*itertools.accumulate(values, initial=0)]
+    def _asked(self, i: int, seconds: dict[str, float]) -> dict[str, float]:
+        """Returns the seconds of layer i without gradients nothing asks for."""
+        if i > self.first:
+            return seconds
+        of_weights = seconds["weight_gradient"]
+        of_inputs = max(0.0, seconds["backward"] - of_weights)
+        asked = {kind: n for kind, n in seconds.items() if i == self.first}
+        asked["forward"] = seconds["forward"]
+        for kind in ("backward", "backward_first"):
+            if kind in asked:
+                asked[kind] -= of_inputs
+        asked["input_gradient"] = 0.0
+        return {kind: asked.get(kind, 0.0) for kind in MEASURED}

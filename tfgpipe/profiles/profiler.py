@@ -22,8 +22,8 @@ import collections
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -138,9 +138,7 @@ def profile(
     check_rows(*data, None)
     sizes = _sizes(micro_batch_sizes, first_tensor(data[0]).shape[0])
     compiles = names.has_accelerator([name]) if is_default else jit_compile
-    setting = MeasureSetting(
-        name, bool(compiles) or names.only_compiles([name]), seconds
-    )
+    compiles = bool(compiles) or names.only_compiles([name])
     with (
         internals.outside_functions(),
         internals.without_strategy(),
@@ -151,27 +149,49 @@ def profile(
         head = _head(layers, loss, x, data[1], placed.output)
         labels = None if head is None else (data[1], None)
         rows = _rows(x, sizes), _rows(labels, sizes)
-        measuring = Measuring(placed, *rows, head, setting)
-        measured = [
-            measuring.layer(i) for i in _progress(placed.layers, verbose)
-        ]
-        of_loss = None if head is None else measuring.layer(len(measured))
-        records = layer_profiles(placed, measured, of_loss, num_slot_bytes)
+        measuring = Measuring(placed, *rows, head, name, compiles, seconds)
+        bar = keras.utils.Progbar(
+            len(placed.layers), verbose=verbose, unit_name="layer"
+        )
+        records = []
+        for k, (layer, weights) in enumerate(with_weights(placed)):
+            sizes_of_layer = weight_sizes(weights, num_slot_bytes)
+            key, tasks = placed.keys[k], measuring.layer(k)
+            records.append(
+                LayerProfile(layer.name, key, **sizes_of_layer, measured=tasks)
+            )
+            bar.update(k + 1)
+        of_loss = None
+        if head is not None:
+            of_loss = LayerProfile(
+                "loss",
+                "loss",
+                **weight_sizes([], num_slot_bytes),
+                measured=measuring.layer(len(records)),
+            )
+    optimizer_name = "none"
+    if optimizer is not None:
+        optimizer_name = type(keras.optimizers.get(optimizer)).__name__
     record = Profile(
-        layers=tuple(records[0]),
-        loss=records[1],
+        layers=tuple(records),
+        loss=of_loss,
         device=name,
         call_seconds=measuring.call_seconds,
-        jit_compile=setting.jit_compile,
-        optimizer=_class_name(optimizer),
-        versions=_versions(),
+        jit_compile=compiles,
+        optimizer=optimizer_name,
+        versions={
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "numpy": np.__version__,
+        },
     )
     record.warn_if_spread()
     return record
 
 
 def _checked_verbose(verbose: str | int) -> int:
-    """As Keras takes it: a boolean is one of the numbers."""
+    """Returns a level of Keras's."""
     if isinstance(verbose, str) and verbose == "auto":
         return 1
     level = int(verbose) if isinstance(verbose, bool) else as_integer(verbose)
@@ -272,108 +292,11 @@ def _shapes(nest: Any) -> Any:
     return tree.map_structure(lambda t: t if t is None else t.shape, nest)
 
 
-def _progress(placed: Sequence[keras.Layer], verbose: int) -> Iterator[int]:
-    """Goes through the steps, and shows how far it is."""
-    bar = keras.utils.Progbar(
-        len(placed),
-        verbose=verbose,
-        unit_name="layer",
-    )
-    for i in range(len(placed)):
-        yield i
-        bar.update(i + 1)
-
-
-def _class_name(optimizer: str | keras.Optimizer | None) -> str:
-    if optimizer is None:
-        return "none"
-    return type(keras.optimizers.get(optimizer)).__name__
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def layer_profiles(
-    placed: Placed,
-    measured: Sequence[MeasuredLayer],
-    loss: MeasuredLayer | None,
-    num_slot_bytes: Callable[[keras.Variable], int],
-) -> tuple[list[LayerProfile], LayerProfile | None]:
-    """Makes the records of layers, and of the loss.
-
-    Args:
-        placed: The layers.
-        measured: The measurements of each.
-        loss: About the loss, or None.
-        num_slot_bytes: What the optimizer keeps for a variable, in bytes.
-    """
-    row = [*measured] if loss is None else [*measured, loss]
-    named = [
-        (layer.name, layer_measured)
-        for layer, layer_measured in with_weights(placed)
-    ]
-    keys = [*placed.keys, "loss"]
-    layers = [
-        LayerProfile(
-            name=name,
-            key=key,
-            **weight_sizes(weights, num_slot_bytes),
-            measured=tuple(
-                TaskSeconds(
-                    rows,
-                    layer_measured.output_bytes[rows],
-                    layer_measured.kept_bytes[rows],
-                    **seconds,
-                )
-                for rows, seconds in layer_measured.seconds.items()
-            ),
-        )
-        for layer_measured, key, (name, weights) in zip(
-            row, keys, [*named, ("loss", [])]
-        )
-    ]
-    return layers[: len(measured)], layers[-1] if loss is not None else None
-
-
 # ------------------------------------------------------- from layer to layer
 _MOST_CALLS = 40
 
 # So many times as long as was asked for, at most.
 LONGER = 3
-
-
-class MeasureSetting(NamedTuple):
-    """How to measure.
-
-    Attributes:
-        device: Where.
-        jit_compile: Whether XLA compiles.
-        seconds: For how long, all in all.
-    """
-
-    device: str
-    jit_compile: bool
-    seconds: float
-
-
-class MeasuredLayer(NamedTuple):
-    """The measurements of a layer, by the number of rows.
-
-    Attributes:
-        output_bytes: Of what is alive behind it.
-        kept_bytes: Of what it makes and a backward pass takes.
-        seconds: What its tasks take, by kind.
-    """
-
-    output_bytes: dict[int, int]
-    kept_bytes: dict[int, int]
-    seconds: dict[int, dict[str, Any]]
 
 
 class Measuring:
@@ -384,7 +307,9 @@ class Measuring:
         x: What the model takes: a micro-batch, by its number of rows.
         labels: What the head takes, likewise.
         head: Computes the loss, or None.
-        setting: How to measure.
+        device: Where to measure.
+        jit_compile: Whether XLA compiles.
+        seconds: For how long to measure, all in all.
 
     Attributes:
         call_seconds: What a call takes that computes nothing.
@@ -396,12 +321,15 @@ class Measuring:
         x: dict[int, Any],
         labels: dict[int, Any],
         head: Head | None,
-        setting: MeasureSetting,
+        device: str,
+        jit_compile: bool,
+        seconds: float,
     ):
         self._placed = placed
-        self._setting = setting
+        self._device = device
+        self._jit_compile = jit_compile
         self._count = len(placed.layers) + (head is not None)
-        with tf.device(setting.device):
+        with tf.device(device):
             data = {
                 n: tree.map_structure(
                     lambda t: t if t is None else tf.identity(t), x[n]
@@ -419,14 +347,13 @@ class Measuring:
         }
         self._timed: dict[Any, dict[int, LoneLayer]] = {}
         self._seconds: dict[Any, dict[int, dict[str, Any]]] = {}
-        self._left = 0.98 * setting.seconds
-        self.call_seconds = self._nothing(0.02 * setting.seconds)
+        self._left = 0.98 * seconds
+        self.call_seconds = self._nothing(0.02 * seconds)
 
     def _model(self, placed: Placed, x: Any, *loss: Any) -> LayersAlone:
-        setting = self._setting
         try:
             return LayersAlone(
-                placed, x, setting.device, setting.jit_compile, *loss
+                placed, x, self._device, self._jit_compile, *loss
             )
         except Exception as error:
             raise _not_measured("a model", shapes(x), error) from error
@@ -440,7 +367,7 @@ class Measuring:
         samples = _sampled(timed, model.values(1, model.start), seconds)
         return _spread(samples["forward"]).low
 
-    def layer(self, k: int) -> MeasuredLayer:
+    def layer(self, k: int) -> tuple[TaskSeconds, ...]:
         """Measures the next layer; behind the last one, the loss.
 
         Raises:
@@ -456,7 +383,7 @@ class Measuring:
             live = [shapes(model.live[k]) for model in self._models.values()]
             raise _not_measured(name, live, error) from error
 
-    def _layer(self, k: int) -> MeasuredLayer:
+    def _layer(self, k: int) -> tuple[TaskSeconds, ...]:
         models = self._models
         alike = self._alike(k)
         values = {
@@ -474,10 +401,14 @@ class Measuring:
         for n, model in models.items():
             outputs = timed[n].outputs(values[n]) if n in timed else []
             self._values[n] = model.behind(k, self._values[n], outputs)
-        return MeasuredLayer(
-            {n: model.output_bytes(k) for n, model in models.items()},
-            {n: model.kept_bytes[k] for n, model in models.items()},
-            self._seconds[alike],
+        return tuple(
+            TaskSeconds(
+                n,
+                models[n].output_bytes(k),
+                models[n].kept_bytes[k],
+                **self._seconds[alike][n],
+            )
+            for n in models
         )
 
     def _alike(self, k: int) -> Any:
