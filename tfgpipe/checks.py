@@ -62,14 +62,7 @@ def checked_shape(
     num_chunks: int,
     wanted: int | None = 1,
 ) -> list[int]:
-    """Checks the counts D, M and V, and returns them.
-
-    Args:
-        num_devices: D.
-        num_micro_batches: M.
-        num_chunks: V.
-        wanted: What V must be; None for any.
-    """
+    """Returns the counts D, M and V, of which V must be as wanted, if it is."""
     counts = checked_counts(
         num_devices=num_devices,
         num_micro_batches=num_micro_batches,

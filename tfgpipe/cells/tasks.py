@@ -133,13 +133,13 @@ class CellTasks:
         self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
     ) -> CellFacts:
         """Returns the properties of the cell that a program depends on."""
-        cut = self.functions
-        return CellFacts.of_cell(
+        cut, has_dx = self.functions, bool(self.part.gives_back)
+        keeps = bool(cut.kept.slots) and not cut.recomputes_in_backward
+        return CellFacts(
             has_backward,
             needs_dx,
-            has_dx=bool(self.part.gives_back),
-            can_be_split=cut.can_be_split,
-            keeps=bool(cut.kept.slots) and not cut.recomputes_in_backward,
+            has_halves=needs_dx and has_dx and cut.can_be_split,
+            recomputes=has_backward and keeps,
             synchronizes=synchronizes,
         )
 

@@ -25,6 +25,7 @@ from tfgpipe.devices import placement
 from tfgpipe.inputs import shapes
 from tfgpipe.model.build import Built
 from tfgpipe.model.face import Face
+from tfgpipe.profiles import aligned
 from tfgpipe.schedules import Rule, Schedule
 
 # Keras itself refuses other `layers`.
@@ -344,25 +345,22 @@ def print_cells(
     write = print_fn or print
     total = sum(cell.cost for cell in cells)
     unit = f" ({cells[0].unit})" if cells[0].unit else ""
-    rows = [("cell", "device", "layers", "params", f"cost{unit}", "share")]
+    rows = [["cell", "device", "layers", "params", f"cost{unit}", "share"]]
     for cell in cells:
         share = cell.cost / total if total else 1 / len(cells)
         rows.append(
-            (
+            [
                 str(cell.index),
                 " ".join(map(_short, cell.devices or (cell.device,))),
                 cell.layers[0],
                 f"{cell.num_params:,}",
                 f"{cell.cost:.3g}",
                 f"{share:.0%}",
-            )
+            ]
         )
-        rows += [("", "", name, "", "", "") for name in cell.layers[1:]]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        left = [c.ljust(w) for c, w in zip(row[:3], widths[:3])]
-        right = [c.rjust(w) for c, w in zip(row[3:], widths[3:])]
-        write("  ".join([*left, *right]).rstrip())
+        rows += [["", "", name, "", "", ""] for name in cell.layers[1:]]
+    for line in aligned(rows, (0, 1, 2)):
+        write(line)
 
 
 def _short(device: str) -> str:

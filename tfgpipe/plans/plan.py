@@ -42,7 +42,6 @@ from tfgpipe.devices import names as device_names
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import (
     PlanProblem,
-    can_fit,
     even_cut,
     fastest_settings,
     smallest,
@@ -513,7 +512,8 @@ def _cures(problem: PlanProblem) -> Iterator[str]:
 
     def fits(**changed: int) -> bool:
         replaced: dict[str, Any] = {"num_replicas": (replicas,), **changed}
-        return can_fit(dataclasses.replace(problem, **replaced))
+        nearest = smallest(dataclasses.replace(problem, **replaced))
+        return max(nearest.device_bytes) <= problem.limit
 
     count = 2 * problem.num_devices
     while count <= problem.num_layers * replicas:

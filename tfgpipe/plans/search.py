@@ -201,32 +201,10 @@ def _bound(workload: Workload, setting: Setting) -> float:
 
 
 def smallest(problem: PlanProblem) -> Prediction:
-    """Of the settings with most cells and micro-batches, what holds least.
+    """Returns what holds least of those with most cells and micro-batches.
 
     Weights are on the host, if they may be.
     """
-    setting = _setting_of_least(problem)
-    workload = problem.workload_for(setting)
-    least = predict(workload, setting, problem.machine)
-    # The least memory in which it fits.
-    low, high = 0.0, float(max(least.device_bytes))
-    while high - low > 0.01 * high:
-        middle = (low + high) / 2
-        trial = dataclasses.replace(problem, memory_limit=middle)
-        fits = prediction_that_fits(trial, setting)
-        if fits is None:
-            low = middle
-        else:
-            least, high = fits, middle
-    return least
-
-
-def can_fit(problem: PlanProblem) -> bool:
-    """Returns whether the setting that holds least can be made to fit."""
-    return prediction_that_fits(problem, _setting_of_least(problem)) is not None
-
-
-def _setting_of_least(problem: PlanProblem) -> Setting:
     rows = problem.batch_size // min(problem.num_replicas)
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])
     chunks = [c for _, c in _HOST_SHAPES if c * d <= problem.num_layers]
@@ -234,7 +212,7 @@ def _setting_of_least(problem: PlanProblem) -> Setting:
     counts = _micro_batches(rows, d)
     m = max([1, *(n for n in counts if 3 * n * k <= _MOST_ON_HOST)])
     workload = problem.workload(replicas, m)
-    return Setting(
+    setting = Setting(
         replicas,
         d,
         even_cut(problem, workload, k, m, recomputes=True),
@@ -244,6 +222,15 @@ def _setting_of_least(problem: PlanProblem) -> Setting:
         remat_groups=None if workload.is_compiled else 1,
         weights_on="host" if problem.has_host else "devices",
     )
+    groups = [n for n in GROUPS if n <= min(setting.layers_per_cell)]
+    parts = [HEAD_PARTS] if m > 1 and workload.is_wide else []
+    settings = [
+        setting._replace(remat_groups=n, head_parts=p)
+        for n in (setting.remat_groups, *groups)
+        for p in (1, *parts)
+    ]
+    predictions = [predict(workload, s, problem.machine) for s in settings]
+    return min(predictions, key=lambda p: max(p.device_bytes))
 
 
 # From the fastest on; recomputations hold less, the more micro-batches

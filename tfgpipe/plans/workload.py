@@ -484,16 +484,15 @@ class Workload:
             self._added[stop] - self._added[start]
         ).tolist()
         seconds["recompute"] *= keeps
+        has_dx = any(i - self._reaches[i] < start for i in range(start, stop))
+        can_be_split = self._seconds.has_halves(start, stop)
         return CellNeeds(
             seconds,
-            CellFacts.of_cell(
+            CellFacts(
                 has_backward=stop > first,
                 needs_dx=start > first,
-                has_dx=any(
-                    i - self._reaches[i] < start for i in range(start, stop)
-                ),
-                can_be_split=self._seconds.has_halves(start, stop),
-                keeps=keeps and not self.is_compiled,
+                has_halves=start > first and has_dx and can_be_split,
+                recomputes=stop > first and keeps and not self.is_compiled,
             ),
             inputs=self._live[start],
             outputs=self._live[stop],

@@ -41,7 +41,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.loss import Head
 from tfgpipe.run import Chain, Clock
-from tfgpipe.schedules import Task
+from tfgpipe.schedules import CellFacts, Task
 
 _FORWARD = ("forward", "recompute", "recompute_last")
 
@@ -111,23 +111,22 @@ class LayersAlone:
         )
         self._rows = next(t.shape[0] for t in traced.x if t is not None)
 
-    def needs(self, k: int) -> GradientNeeds:
-        """Returns what the backward pass has to do for a layer."""
-        return GradientNeeds(k >= self.first, k > self.first)
-
     def is_empty(self, k: int) -> bool:
         """Returns whether a layer computes nothing."""
         return not self.tasks[k].part.gives
 
     def alike(self, k: int) -> Any:
         """Returns a key that equal layers in equal places share."""
-        return self.is_empty(k) or (id(self.tasks[k].functions), self.needs(k))
+        return self.is_empty(k) or (
+            id(self.tasks[k].functions),
+            (k > self.first) - (k < self.first),
+        )
 
     def alone(self, k: int, others: tf.Tensor | None) -> LoneLayer:
         """A layer by itself, see `LoneLayer`."""
-        return LoneLayer(
-            self.tasks[k], self.needs(k), self._tracer, self._device, others
-        )
+        tasks, tracer = self.tasks[k], self._tracer
+        facts = tasks.facts(k >= self.first, k > self.first)
+        return LoneLayer(tasks, facts, tracer, self._device, others)
 
     def values(self, k: int, known: Values) -> LayerValues:
         """The values that a layer is computed from.
@@ -182,7 +181,7 @@ class LoneLayer:
 
     Args:
         tasks: The tasks.
-        place: Where it is in the model.
+        facts: Which of them there are, by its place in the model.
         tracer: What made them.
         device: Where it runs.
         others: What is read between two tasks, a tensor there, or None.
@@ -191,13 +190,13 @@ class LoneLayer:
     def __init__(
         self,
         tasks: CellTasks,
-        place: GradientNeeds,
+        facts: CellFacts,
         tracer: Tracer,
         device: str,
         others: tf.Tensor | None = None,
     ):
         self._tasks = tasks
-        self._place = place
+        self._facts = facts
         self._tracer = tracer
         self._device = device
         self._others = others
@@ -290,9 +289,9 @@ class LoneLayer:
         """Each task once."""
         tasks = self._tasks
         _, kept = run("forward", tasks.forward(*known, keeps=False))
-        if not self._place.differentiates:
+        facts = self._facts
+        if not facts.has_backward:
             return
-        facts = tasks.facts(True, self._place.needs_dx)
         if tasks.functions.can_be_split:
             _, again = run("recompute", tasks.forward(*known, keeps=True))
             if facts.recomputes:
@@ -324,18 +323,6 @@ def _bytes(some: Sequence[tf.Tensor]) -> int:
         t for t in some if t.dtype != tf.variant and t.shape.is_fully_defined()
     ]
     return sum(placement.tensor_bytes(t) for t in known)
-
-
-class GradientNeeds(NamedTuple):
-    """The gradients that a step needs, by its place in the model.
-
-    Attributes:
-        differentiates: Whether there are weights in it, or before it.
-        needs_dx: Whether there are weights before it.
-    """
-
-    differentiates: bool
-    needs_dx: bool
 
 
 class LayerValues(NamedTuple):

@@ -83,7 +83,8 @@ class CellFacts(NamedTuple):
         has_backward: Whether something in it, or before it, is trained.
         needs_dx: Whether something before it is trained.
         has_halves: Whether its backward pass can be cut into halves.
-        recomputes: Whether there is something to recompute.
+        recomputes: Whether its backward pass gets tensors of its forward pass
+            or a recomputation, besides its inputs.
         synchronizes: Whether partners, the same operations of the i-th
             micro-batches of all replicas, wait for each other.
         is_head: Whether it goes forward and back at once, if it goes back.
@@ -97,35 +98,6 @@ class CellFacts(NamedTuple):
     synchronizes: bool = False
     is_head: bool = False
     shard: Shard | None = None
-
-    @classmethod
-    def of_cell(
-        cls,
-        has_backward: bool,
-        needs_dx: bool,
-        has_dx: bool,
-        can_be_split: bool,
-        keeps: bool,
-        synchronizes: bool = False,
-    ) -> CellFacts:
-        """Returns the facts of a cell, traced or planned.
-
-        Args:
-            has_backward: Whether something in it, or before it, is trained.
-            needs_dx: Whether something before it is trained.
-            has_dx: Whether its inputs have a gradient.
-            can_be_split: Whether its gradients may be apart.
-            keeps: Whether there are tensors, besides its inputs, that its
-                backward pass gets of its forward pass or a recomputation.
-            synchronizes: Whether it takes moments over replicas.
-        """
-        return cls(
-            has_backward,
-            needs_dx,
-            has_halves=needs_dx and has_dx and can_be_split,
-            recomputes=has_backward and keeps,
-            synchronizes=synchronizes,
-        )
 
 
 class Remat:

@@ -210,7 +210,6 @@ class Schedule:
             Start and end of every task: as early as its device and the tasks
             it needs allow.
         """
-        checked_amount("link", link, "the time of a transfer")
         times = self._written.simulate(*_of_ops(duration, link))
         return dict(zip(self._order, times))
 
@@ -223,14 +222,12 @@ class Schedule:
         self, duration: Callable[[Task], float], link: float = 0
     ) -> float:
         """When the last task ends; see `simulate`."""
-        checked_amount("link", link, "the time of a transfer")
         return self._written.length(*_of_ops(duration, link))
 
     def bubble(
         self, duration: Callable[[Task], float], link: float = 0
     ) -> float:
         """Share of the length in which the devices idle; see `simulate`."""
-        checked_amount("link", link, "the time of a transfer")
         return self._written.bubble(*_of_ops(duration, link))
 
     def held(self, sizes: Sequence[float] | None = None) -> list[Any]:
@@ -249,5 +246,6 @@ class Schedule:
 def _of_ops(
     duration: Callable[[Task], float], link: float
 ) -> tuple[Callable[[Op], float], Callable[[Op], float]]:
-    """The same of operations."""
+    """Returns the same of operations, checked."""
+    checked_amount("link", link, "the time of a transfer")
     return lambda op: duration(op.task), lambda op: link

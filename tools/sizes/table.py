@@ -6,6 +6,7 @@ import params
 from params import Experiment
 from tfgpipe.costs import LayerSize
 from tfgpipe.plans import Prediction
+from tfgpipe.profiles import aligned
 from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
 
@@ -32,7 +33,8 @@ def print_device_sizes(
         "device,cells,layers,from,to,params,FLOPs,weights,slots,gradients,"
         "activations,working,GiB".split(",")
     ]
-    _print_aligned([*rows, *_device_rows(sizes, prediction)])
+    rows += _device_rows(sizes, prediction)
+    print("\n".join(aligned(rows, (1, 3, 4))))
 
 
 def _device_rows(
@@ -62,16 +64,6 @@ def _device_rows(
             ]
         )
     return rows
-
-
-def _print_aligned(rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            text.ljust(width) if column in (1, 3, 4) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths))
-        ]
-        print("  ".join(cells).rstrip())
 
 
 def print_experiments() -> None:

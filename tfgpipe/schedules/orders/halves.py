@@ -33,7 +33,6 @@ import collections
 import heapq
 from collections.abc import Callable, Sequence
 
-from tfgpipe.checks import checked_shape
 from tfgpipe.schedules.orders.whole_backward import interleaved
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
@@ -168,18 +167,11 @@ class Running:
             self.held[device] += self._sizes[task.cell]
 
 
-def zero_bubble(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 1
-) -> Schedule:
+def zero_bubble(num_devices: int, num_micro_batches: int) -> Schedule:
     """Fills the bubble with weight gradients, for which no device waits: ZB-H1.
 
     "1f1b" with the backward tasks in halves; device k runs its weight gradients
     k micro-batches late, and so holds as many micro-batches as device 0.
-
-    Args:
-        num_devices: K, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 1.
 
     Example:
 
@@ -188,9 +180,6 @@ def zero_bubble(
 
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.1
     """
-    num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks
-    )
     tasks = []
     for k, order in enumerate(
         interleaved(num_devices, num_micro_batches).tasks
@@ -210,24 +199,14 @@ def zero_bubble(
     return Schedule(tasks)
 
 
-def zero_bubble_2p(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 1
-) -> Schedule:
+def zero_bubble_2p(num_devices: int, num_micro_batches: int) -> Schedule:
     """Warms up with twice as many micro-batches as "zero_bubble": ZB-H2.
 
     It is as short where all tasks take equal time, and has more to fill waits
     with where input gradients take longer, as with recomputations.
 
-    Args:
-        num_devices: K, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 1.
-
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.2
     """
-    num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks
-    )
     micro_batches = range(num_micro_batches)
     orders = []
     for k in range(num_devices):
@@ -277,18 +256,6 @@ def _orders(
     return [[task for _, task in sorted(timed)] for timed in starts]
 
 
-def _paced(
-    num_devices: int,
-    num_micro_batches: int,
-    gaps: Sequence[int],
-    most_held: int,
-) -> Schedule:
-    """The schedule of a pace, in which each device holds so many at most."""
-    orders = _orders(num_devices, num_micro_batches, gaps)
-    most = [most_held] * num_devices
-    return filled(orders, most, _units)
-
-
 def _units(task: Task) -> int:
     """How long a task takes among equal cells, a forward task as the unit.
 
@@ -300,71 +267,41 @@ def _units(task: Task) -> int:
     return 1
 
 
-def zero_bubble_v(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 2
-) -> Schedule:
+def zero_bubble_v(d: int, m: int) -> Schedule:
     """Hardly a wait, and what "1f1b" holds: ZB-V.
-
-    Args:
-        num_devices: D, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 2.
 
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 6
     """
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    return _paced(d, m, (1, 4, 1, 2), 2 * d)
+    return filled(_orders(d, m, (1, 4, 1, 2)), [2 * d] * d, _units)
 
 
-def v_half(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 2
-) -> Schedule:
+def v_half(d: int, m: int) -> Schedule:
     """Holds about half of what "1f1b" does, and takes less time.
 
-    Args:
-        num_devices: D, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 2.
-
     Reference: [Qi et al., 2024](https://arxiv.org/abs/2405.15362), section 3.2
     """
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    return _paced(d, m, (2, 1, 2, 1), d + 2 - d % 2)
+    return filled(_orders(d, m, (2, 1, 2, 1)), [d + 2 - d % 2] * d, _units)
 
 
-def v_min(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 2
-) -> Schedule:
+def v_min(d: int, m: int) -> Schedule:
     """Holds about a third of what "1f1b" does, and takes no more time.
 
-    Args:
-        num_devices: D, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 2.
-
     Reference: [Qi et al., 2024](https://arxiv.org/abs/2405.15362), section 3.2
     """
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    return _paced(d, m, (1, 1, 1, 1), 2 * ((d + 1) // 3) + 2)
+    return filled(
+        _orders(d, m, (1, 1, 1, 1)), [2 * ((d + 1) // 3) + 2] * d, _units
+    )
 
 
-def dualpipe_v(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 2
-) -> Schedule:
+def dualpipe_v(d: int, m: int) -> Schedule:
     """DualPipe for a V: most backward tasks are whole, few in halves.
 
     Where there are fewer than 2 D micro-batches, it is the schedule for 2 D
     without what is missing.
 
-    Args:
-        num_devices: D, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 2.
-
     Reference: [DualPipe](https://github.com/deepseek-ai/DualPipe), DualPipeV;
     DeepSeek-AI, [2024](https://arxiv.org/abs/2412.19437), section 3.2.1
     """
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
     most = max(m, 2 * d)
     return Schedule(
         [t for t in _dualpipe_tasks(d, rank, most) if t.micro_batch < m]

@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import math
 
-from tfgpipe.checks import checked_amount, checked_shape
+from tfgpipe.checks import checked_amount
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 
 _ROUNDING = 1e-9  # of quotients
 
 
-def gpipe(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 1
-) -> Schedule:
+def gpipe(num_devices: int, num_micro_batches: int) -> Schedule:
     """Fill-drain: all forward, then all backward, last micro-batch first.
-
-    Args:
-        num_devices: K, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 1.
 
     Example:
 
@@ -33,9 +26,7 @@ def gpipe(
 
     Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure 2c
     """
-    return breadth_first(
-        *checked_shape(num_devices, num_micro_batches, num_chunks)
-    )
+    return breadth_first(num_devices, num_micro_batches)
 
 
 def breadth_first(
@@ -58,9 +49,6 @@ def breadth_first(
 
     Reference: [Lamy-Poirier, 2022](https://arxiv.org/abs/2211.05953)
     """
-    num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks, None
-    )
     tasks = []
     for d in range(num_devices):
         forward = [
@@ -131,9 +119,6 @@ def interleaved(
     References: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2;
     for links [Zhuang et al., 2022](https://arxiv.org/abs/2211.05322), 4
     """
-    num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks, None
-    )
     share = checked_amount(
         "link_share", link_share, "a transfer's share of a cell's time"
     )
@@ -161,18 +146,11 @@ def interleaved(
 def one_forward_one_backward(
     num_devices: int,
     num_micro_batches: int,
-    num_chunks: int = 1,
     link_share: float = 0.0,
 ) -> Schedule:
     """Goes backward as soon as possible, then forward and backward in turns.
 
     Takes as long as `gpipe`, and holds fewer micro-batches.
-
-    Args:
-        num_devices: K, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: 1.
-        link_share: See `interleaved`.
 
     Example:
 
@@ -183,7 +161,4 @@ def one_forward_one_backward(
     Reference: PipeDream-flush,
     [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), section 3.2
     """
-    num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks
-    )
     return interleaved(num_devices, num_micro_batches, link_share=link_share)
