@@ -8,54 +8,39 @@ from collections.abc import Sequence
 
 from tools.zoo.trial import EXACT, K, Row
 
-_HEAD = (
-    "model",
-    "K",
-    "M",
-    "weights",
-    "last bit",
-    "balance",
-    "first step",
-    "step",
-)
+_HEAD = ("model", "M", "weights", "balance", "step")
 
 _TEXT = """\
 # Models
 
 For those who ask whether their kind of model trains as in plain Keras.
 Published models, made small, and models with a `call` of their own train in a
-`GPipe` of {k} cells: three steps of a mini-batch of four rows, then `evaluate`
-and `predict`, in float64, from the same weights. Models with batch
-normalisation, or with dropout that no argument turns off, have M = 1 here, the
-others M = 4: with several micro-batches they differ from Keras [by
-design](exactness.md#differences-by-design). This page is what
+`GPipe` of {k} cells, or as many as they have calls: three steps of a mini-batch
+of four rows, then `evaluate` and `predict`, in float64, from the same weights,
+with TensorFlow's graph optimiser off. Models with batch normalisation, or with
+dropout that no argument turns off, have M = 1 here, the others M = 4: with
+several micro-batches they differ from Keras [by
+design](exactness.md#differences-by-design).
 
 ```sh
 pip install '.[examples]'
 .venv/bin/python -m tools.zoo --output=docs/models.md
 ```
 
-wrote, with {versions}. `models.json`
-beside it has more columns.
+wrote this page, with {versions};
+`models.json` beside it has more columns.
 
 {summary}
 
-* [Keras Applications](#keras-applications)
-* [KerasHub](#kerashub)
-* [A call of their own](#a-call-of-their-own)
-* [What does not work](#what-does-not-work)
-
-The columns:
-
-* K: cells, at most as many as the model has calls. M: micro-batches.
-* weights: the largest difference from plain Keras, by the largest value.
-* last bit: where that is more than {exact:.0e}, the difference of plain Keras
-  from itself, if it begins with weights whose last bit is another. Models that
-  compute in float32 inside do not see that bit.
+* M: micro-batches.
+* weights: the largest difference from plain Keras, by the largest value. Where
+  that is more than {exact:.0e}, also the difference of plain Keras from itself,
+  if it begins with weights whose last bit is another. Models that compute in
+  float32 inside do not see that bit.
 * balance: cost of the largest cell by that of the mean.
-* first step, step: CPU seconds until the first step is done, and of a `fit` of
-  a later one in one cell, by those of plain Keras. Tasks of KerasHub read
-  arrays in 0.05 s less than Keras: that is the 2 to 3 of the smallest.
+* step: CPU seconds of a `fit` of a later step in one cell, by those of plain
+  Keras. Tasks of KerasHub read arrays in 0.05 s less than Keras: that is the 2
+  to 3 of the smallest.
 
 ## Keras Applications
 
@@ -123,13 +108,11 @@ def _table(rows: Sequence[Row]) -> str:
 def _cells(row: Row) -> list[str]:
     if row.problem:
         return ["fails, see below", *[""] * (len(_HEAD) - 2)]
+    last_bit = "" if row.keras is None else f" (Keras {row.keras:.0e})"
     return [
-        str(row.num_cells),
         str(row.num_micro_batches),
-        f"{row.weights:.0e}",
-        "" if row.keras is None else f"{row.keras:.0e}",
+        f"{row.weights:.0e}{last_bit}",
         f"{row.balance:.2f}",
-        f"{row.first_step:.1f}",
         f"{row.step:.2f}",
     ]
 

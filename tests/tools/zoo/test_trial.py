@@ -90,7 +90,7 @@ def test_page_has_what_was_found():
         first_step=1.25,
         step=1.017,
     )
-    line = "| small | 4 | 4 | 2e-08 | 4e-08 | 1.05 | 1.2 | 1.02 |"
+    line = "| small | 4 | 2e-08 (Keras 4e-08) | 1.05 | 1.02 |"
     page = table.page([], [], [found])
     assert line in page
     assert "Of 1 models 1 train; 0 of them with weights" in page
