@@ -36,7 +36,6 @@ PAGES = [
     "docs/code_change.md",
     "docs/coming_from.md",
     "docs/exactness.md",
-    "docs/examples.md",
     "docs/gpu.md",
     "docs/gpu_notebook.md",
     "docs/guide.md",
@@ -58,7 +57,6 @@ PAGES = [
     "docs/saving.md",
     "docs/scaling.md",
     "docs/schedules.md",
-    "docs/stability.md",
     "docs/tpu.md",
     "docs/tpu_notebook.md",
     "docs/training.md",
@@ -83,7 +81,6 @@ READ_FIRST = ["README.md", *GUIDE, "docs/schedules.md"]
 TABLES = [
     "docs/code.md",
     "docs/code_change.md",
-    "docs/examples.md",
     "docs/gpu.md",
     "docs/hosts.md",
     "docs/limits.md",
@@ -93,7 +90,6 @@ TABLES = [
     "docs/models.md",
     "docs/performance.md",
     "docs/results.md",
-    "docs/versions.md",
 ]
 COMMANDS = {
     "tfgpipe": tfgpipe_main.COMMANDS,
@@ -287,9 +283,7 @@ def test_links_point_to_something(page):
 
 
 def test_every_example_is_shown():
-    shown = re.findall(
-        r"\]\(\.\./(examples/\w+\.py)\)", text("docs/examples.md")
-    )
+    shown = re.findall(r"\]\(\.\./(examples/\w+\.py)\)", text("docs/guide.md"))
     scripts = sorted(map(str, (ROOT / "examples").glob("*.py")))
     assert sorted(str(ROOT / path) for path in shown) == scripts
 

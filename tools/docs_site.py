@@ -2,8 +2,7 @@
 
 MkDocs calls these functions, see `mkdocs.yml`: the README becomes the start
 page, the names that `tfgpipe` exports become the reference, and links to files
-beside docs/ lead to copies of them. Scripts of `examples/` stand in the page
-that links to them.
+beside docs/ lead to copies of them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ _COPIES = {
     "LICENSE": "LICENSE.txt",
     "data/NOTICE.md": "data/NOTICE.md",
     **{
-        f"notebooks/{path.name}": f"notebooks/{path.name}"
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        f"{path.parent.name}/{path.name}": f"{path.parent.name}/{path.name}"
+        for kind in ("notebooks/*.ipynb", "examples/*.py")
+        for path in sorted(ROOT.glob(kind))
     },
 }
 # Lines of an example, up to an empty one.
@@ -67,17 +67,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     path = page.file.src_uri
     if path in ("index.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         markdown = markdown.replace("](docs/", "](")
-    if path == "examples.md":
-        markdown = re.sub(
-            r"^\[`(examples/\w+\.py)`\]\(\.\./\1\)$",
-            lambda link: f"```python\n{_text(link[1])}```",
-            markdown,
-            flags=re.MULTILINE,
-        )
-    else:
-        markdown = re.sub(
-            r"\]\(\.\./examples/\w+\.py\)", "](examples.md)", markdown
-        )
     up = "../" * path.count("/")
     for source, target in _COPIES.items():
         for link in (source, f"../{source}"):
