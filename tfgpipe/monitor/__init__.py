@@ -13,6 +13,7 @@ from tfgpipe.monitor.event_log import (
     EventLog,
     Record,
     chrome_trace,
+    plot_cells,
     save_picture,
 )
 from tfgpipe.monitor.measurements import (
@@ -23,7 +24,6 @@ from tfgpipe.monitor.measurements import (
     tokens_of_example,
     typical,
 )
-from tfgpipe.monitor.plot_cells import plot_cells
 
 __all__ = [
     "EventLog",

@@ -14,9 +14,11 @@ import pathlib
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import matplotlib.style
+import tensorflow as tf
 from matplotlib import patches
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -61,6 +63,7 @@ _KIND_COLORS = (
     "#CC79A7",
 )
 _OTHER_KINDS, _IDLE = "#999999", "#F3F3F3"
+_MOST_NAMES = 2  # of the devices of a cell
 
 
 class Box(NamedTuple):
@@ -326,57 +329,87 @@ def _shade(kind: str, place: int, last: int) -> str:
     return to_hex(shades(place / last if last else 0.0))
 
 
-class Call(NamedTuple):
-    """A call of a layer, or a part of one that is in several cells.
-
-    Attributes:
-        names: What it may be called, from the longest name to the shortest.
-        kind: Name of the layer's class.
-        share: Of the cost of all calls.
-    """
-
-    names: Sequence[str]
-    kind: str
-    share: float
-
-
-def cells_picture(
-    cells: Mapping[str, tuple[Sequence[Call], str]], title: str, subtitle: str
-) -> Picture:
-    """Shows how a model is cut: boxes of calls, as wide as their costs.
-
-    Args:
-        cells: At least one, by what it is called: its calls, and the size of
-            its weights.
-        title: What is cut.
-        subtitle: What follows from it.
-    """
+def cells_picture(model: Any) -> Picture:
+    """Shows how a `GPipe` is cut: boxes of calls, as wide as their costs."""
+    built, cells = model.built_for("plot_cells(model)"), model.cells()
+    total = sum(cell.cost for cell in cells)
+    steps = [step for cell in built.cells for step in cell.steps]
+    # Those that cost nothing are all as wide.
+    shares = [c / total if total else 1 / len(steps) for c in built.costs]
     costs: Counter[str] = Counter()
-    for calls, _ in cells.values():
-        for call in calls:
-            costs[call.kind] += call.share  # type: ignore[assignment]
+    for step, share in zip(steps, shares):
+        costs[_kind(step)] += share  # type: ignore[assignment]
     kinds = sorted(costs, key=lambda kind: -costs[kind])
     legend: dict[str, str] = dict(zip(kinds, _KIND_COLORS))
-    rows = []
-    for number, (label, (calls, weights)) in enumerate(cells.items()):
+    calls, rows = zip(steps, shares), []
+    for cell in cells:
         boxes, start = [], 0.0
-        for i, call in enumerate(calls):
-            color = legend.get(call.kind, _OTHER_KINDS)
-            name = f"call-{number}-{i}"
-            boxes.append(Box(start, call.share, color, call.names, name))
-            start += call.share
-        rows.append(Row(label, boxes, f"{start:.1%}, {weights}"))
+        for i, (step, share) in enumerate(islice(calls, len(cell.layers))):
+            color = legend.get(_kind(step), _OTHER_KINDS)
+            names = _names(step, built.source.model)
+            name = f"call-{cell.index}-{i}"
+            boxes.append(Box(start, share, color, names, name))
+            start += share
+        label = f"cell {cell.index}\n{_devices(cell.devices)}"
+        rows.append(
+            Row(label, boxes, f"{start:.1%}, {_mib(cell.weight_bytes)}")
+        )
     if len(legend) < len(kinds):
         legend["others"] = _OTHER_KINDS
+    unit = f" {cells[0].unit}" if cells[0].unit else ""
+    subtitle = (
+        f"{len(steps):,} calls, which cost {total:.3g}{unit}; "
+        f"{_mib(sum(cell.weight_bytes for cell in cells))} of weights"
+    )
+    if total and len(cells) > 1:
+        slowest = max(cells, key=lambda cell: cell.cost)
+        ratio = slowest.cost * len(cells) / total
+        subtitle += f"; cell {slowest.index} costs {ratio:.2f} times the mean"
     longest = max(row.boxes[-1].start + row.boxes[-1].width for row in rows)
     return Picture(
         rows,
         longest,
         longest,
-        title,
+        f"{model.name}: K = {len(cells)}",
         subtitle,
         legend,
         "share of the cost of all calls (%)",
         100,
         (1 / len(rows), "mean") if len(rows) > 1 else None,
     )
+
+
+def _names(step: Any, model: Any) -> list[str]:
+    """Returns the layer's name, with ever fewer of the layers around it."""
+    around = [layer.name for layer in step.section.around if layer is not model]
+    names = ["/".join(around[i:]) for i in range(len(around))]
+    return names or [step.layer.name]
+
+
+def _kind(step: Any) -> str:
+    """Returns the class of what is called; legends leave out a leading _."""
+    called = step.section.operation
+    return "no call" if called is None else type(called).__name__.lstrip("_")
+
+
+def _devices(names: Sequence[str]) -> str:
+    """Returns the devices of a cell, one a replica, in words."""
+    texts = []
+    for name in names[:_MOST_NAMES]:
+        spec = tf.DeviceSpec.from_string(name)
+        is_here = spec.job in (None, "localhost")
+        host = "" if is_here else f"{spec.job} {spec.task or 0} "
+        texts.append(f"{host}{spec.device_type}:{spec.device_index}")
+    more = len(names) - _MOST_NAMES
+    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
+
+
+def _mib(num_bytes: int) -> str:
+    """Returns a size as a text.
+
+    Example:
+
+    >>> _mib(0), _mib(300_000), _mib(300_000_000)
+    ('0 MiB', '0.286 MiB', '286 MiB')
+    """
+    return f"{num_bytes / 2**20:.3g} MiB"

@@ -17,6 +17,8 @@ from tfgpipe import timeline
 from tfgpipe.checks import checked_path
 from tfgpipe.run import Event
 
+_SUFFIXES = (".png", ".svg")
+
 # TensorBoard's plugins, and the classes of their data.
 _PLUGINS = {"scalars": 1, "text": 2, "images": 3}
 
@@ -27,29 +29,14 @@ class EventLog:
     def __init__(self, folder: pathlib.Path) -> None:
         self._writer = tf.summary.create_file_writer(str(folder))
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes numbers by name; a slash in a name makes a group.
+    def write(
+        self, step: int, values: Mapping[str, Any], plugin: str = "scalars"
+    ) -> None:
+        """Writes values by name; a slash in a name makes a group.
 
-        `step` is how many updates the model has had.
+        `step` is how many updates the model has had. Texts are Markdown; an
+        image is its width, its height and its PNG file.
         """
-        self._write(
-            step,
-            {tag: tf.cast(n, tf.float32) for tag, n in scalars.items()},
-            "scalars",
-        )
-
-    def write_text(self, step: int, tag: str, text: str) -> None:
-        """Writes a text, in Markdown."""
-        self._write(step, {tag: text}, "text")
-
-    def write_picture(self, step: int, tag: str, path: pathlib.Path) -> None:
-        """Writes a PNG file."""
-        png = path.read_bytes()
-        height, width, _ = tf.io.decode_png(png).shape
-        values = [str(width).encode(), str(height).encode(), png]
-        self._write(step, {tag: values}, "images")
-
-    def _write(self, step: int, values: Mapping[str, Any], plugin: str) -> None:
         metadata = tf.compat.v1.SummaryMetadata(
             plugin_data=tf.compat.v1.SummaryMetadata.PluginData(
                 plugin_name=plugin
@@ -58,6 +45,8 @@ class EventLog:
         )
         with self._writer.as_default():
             for tag, value in values.items():
+                if plugin == "scalars":
+                    value = tf.cast(value, tf.float32)
                 tf.summary.write(tag, value, step, metadata)
         self._writer.flush()
 
@@ -113,18 +102,80 @@ class Record:
             tagged = {f"pipeline/{name}": v for name, v in numbers.items()}
             self._log.write(epoch, tagged)
         if self._log is not None and events:
-            self._log.write_text(epoch, "pipeline/advice", advice)
+            self._log.write(epoch, {"pipeline/advice": advice}, "text")
         if self._pictures is not None and events:
             path = self._pictures / f"epoch_{epoch + 1:04}.png"
             save_picture(events, f"Epoch {epoch + 1}", advice, path)
             if self._log is not None:
-                self._log.write_picture(epoch, "pipeline/timeline", path)
+                png = path.read_bytes()
+                height, width, _ = tf.io.decode_png(png).shape
+                image = [str(width).encode(), str(height).encode(), png]
+                self._log.write(epoch, {"pipeline/timeline": image}, "images")
 
     def close(self) -> None:
         """Ends the files that were begun."""
         if self._log is not None:
             self._log.close()
             self._log = None
+
+
+def plot_cells(
+    model: Any, to_file: str | os.PathLike[str] = "cells.png"
+) -> None:
+    """Draws the cells of a model into a file.
+
+    A row is a cell, with its devices. A box in it is a call of a layer, as wide
+    as its share of the cost, and has its name if there is room; colours are
+    classes of layers. At the end of a row are the cell's share of the cost and
+    the size of its weights. So the longest row is the slowest cell, for which
+    the others wait; a dashed line marks the mean.
+
+    Equal models give equal files, with the same version of matplotlib, which
+    is needed. `keras.utils.plot_model(model)` draws the layers and what they
+    are connected to.
+
+    Args:
+        model: A `GPipe` that is built.
+        to_file: The file to write, whose name ends with ".png" or ".svg".
+
+    Raises:
+        ValueError: If the model is no `GPipe` or not built, or the file has
+            another ending.
+        OSError: If the file cannot be written.
+        ImportError: If matplotlib is not installed.
+
+    Example:
+
+    >>> import keras, tempfile, tfgpipe
+    >>> layers = [keras.layers.Dense(8, "relu") for _ in range(4)]
+    >>> model = tfgpipe.GPipe([keras.Input((8,)), *layers], 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tfgpipe.plot_cells(model, f"{folder}/cells.svg")
+    """
+    if not hasattr(model, "built_for"):
+        raise ValueError(
+            "`model` must be a `tfgpipe.GPipe`, which has cells. Received: "
+            f"model={getattr(model, 'name', model)!r}, a "
+            f"{type(model).__name__}. Pass `tfgpipe.GPipe(layers)`, or draw it "
+            "by `keras.utils.plot_model`."
+        )
+    path = checked_path("to_file", to_file)
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(
+            f"`to_file` must end with {' or '.join(_SUFFIXES)}. Received: "
+            f"to_file={str(to_file)!r}."
+        )
+    model.built_for("plot_cells(model)")
+    if not importlib.util.find_spec("matplotlib"):
+        raise ImportError(
+            "`tfgpipe.plot_cells` needs matplotlib, which is not installed. "
+            f"Received: to_file={str(to_file)!r}. Install it with `pip install "
+            "matplotlib`; `model.summary()` prints the cells without it."
+        )
+    # Needs matplotlib, which not everyone has.
+    from tfgpipe.monitor import drawing
+
+    drawing.cells_picture(model).save(path)
 
 
 def save_picture(
