@@ -325,14 +325,7 @@ class Arguments:
         return self.schedule.recomputing() if is_own else set()
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
-        """The schedule for a mini-batch.
-
-        Args:
-            num_micro_batches: How many micro-batches it has, M or fewer.
-
-        Returns:
-            One that has at least as many.
-        """
+        """Returns the schedule for at least so many micro-batches, up to M."""
         if isinstance(self.schedule, Schedule):
             return self.schedule
         num_devices = len(set(self.grid[0]))
@@ -532,16 +525,9 @@ def auto_schedule(
     num_micro_batches: int,
     remat: Remat,
 ) -> tuple[Schedule, list[int]]:
-    """The shortest schedule found that holds what "1f1b" would, or less.
+    """Finds the shortest schedule that holds what "1f1b" would, or less.
 
-    Args:
-        profile: The seconds of the layers.
-        layers_per_cell: The cut; None to cut by the costs.
-        num_micro_batches: M.
-        remat: What each cell computes again.
-
-    Returns:
-        The schedule, and the cut.
+    Returns it and the cut, which is made by the costs if it is None.
     """
     k = len(remat.rules)
     num_layers = len(profile.layers)
@@ -587,23 +573,22 @@ class GivenCosts:
     """
 
     def __init__(self, costs: Any, source: Any):
+        self.source, self._given = source, costs
         self.problems: list[str] = []
         self.profile = costs if isinstance(costs, Profile) else None
         self._is_bytes = isinstance(costs, str) and costs == "bytes"
-        self.source = source
         self._waits = False
         in_pairs = sum(c is not None for c in source.costs)
-        self.unit = "" if in_pairs else "FLOPs"
         if isinstance(costs, str) and costs == "flops":
+            self.unit = "" if in_pairs else "FLOPs"
             return
+        self.unit = "bytes" if self._is_bytes else "s" if self.profile else ""
         if in_pairs:
             self.problems.append(
                 "`costs` must say what all layers cost, or nothing. Received: "
                 f"`costs` beside {in_pairs} pairs (layer, cost). Pass the "
                 "layers by themselves, or leave `costs` out."
             )
-        numbers: list[float] = []
-        self._given = costs
         # A run has to show how many steps there are.
         is_one_each = source.are_steps() or (
             self.profile is None
@@ -611,14 +596,7 @@ class GivenCosts:
             and len(costs) == len(source.calls)
         )
         self._waits = not is_one_each
-        if not self._waits:
-            numbers = self._numbers(costs)
-        if self._is_bytes:
-            self.unit = "bytes"
-        elif self.profile is not None:
-            self.unit = "s"
-        else:
-            self.unit = ""
+        numbers = self._numbers(costs) if is_one_each else []
         if numbers and not self.problems:
             source.costs = numbers
 

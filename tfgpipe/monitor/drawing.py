@@ -273,13 +273,8 @@ def timeline_picture(
 ) -> Picture:
     """Shows when each device ran which task.
 
-    Args:
-        events: What ran; at least one.
-        title: What ran, in words.
-        subtitle: What came out.
-        ideal: Seconds that the tasks should take; None for no mark.
-        end: Seconds to which the axis goes at least, so that pictures of
-            different lengths can be compared.
+    There is a mark at `ideal` seconds. The axis goes to `end` at least, so that
+    pictures of different lengths can be compared.
     """
     total = max(event.end for event in events)
     places = timeline.places(events)

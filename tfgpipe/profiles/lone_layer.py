@@ -54,14 +54,6 @@ class LayersAlone:
 
     Behind them is a cell for the loss, or what else follows.
 
-    Args:
-        placed: The layers.
-        x: What the model takes: tensors.
-        device: Where they run.
-        jit_compile: Whether XLA compiles their tasks.
-        head: The loss, or None.
-        labels: What that takes.
-
     Attributes:
         tasks: The tasks of each.
         first: The first of them that is trained.
@@ -179,12 +171,8 @@ class LayersAlone:
 class LoneLayer:
     """The tasks of a layer, for micro-batches of one size.
 
-    Args:
-        tasks: The tasks.
-        facts: Which of them there are, by its place in the model.
-        tracer: What made them.
-        device: Where it runs.
-        others: What is read between two tasks, a tensor there, or None.
+    `facts` follow from its place in the model; `others` is a tensor on the
+    device that is read between two tasks, or None.
     """
 
     def __init__(
@@ -365,11 +353,8 @@ class AsWritten:
     """Calls a function, which TensorFlow's graph optimiser leaves as it is.
 
     It would take out tasks whose results are not used. The function is not
-    inlined into its caller, which the optimiser does change.
-
-    Args:
-        function: Takes tensors in nests, and returns a flat list of tensors;
-            it captures none.
+    inlined into its caller, which the optimiser does change. It takes tensors
+    in nests, returns a flat list of tensors, and captures none.
     """
 
     def __init__(self, function: Callable):

@@ -54,12 +54,9 @@ class Spread:
 
 
 def share_between_quartiles(spreads: Iterable[Spread | None]) -> float:
-    """How far measurements lie apart, as a share of what was measured.
+    """Returns how far measurements lie apart, as a share of what was measured.
 
     What takes long counts most, what takes no time at all does not count.
-
-    Args:
-        spreads: Of some tasks; None where there is none.
     """
     known = [s for s in spreads if s is not None and s.low > _SHORT]
     width = sum(s.high - s.low for s in known)
@@ -266,11 +263,7 @@ class Profile:
         return seconds
 
     def layer_seconds(self, rows: float) -> list[LayerSeconds]:
-        """Returns the seconds of all layers' tasks, without the cost of a call.
-
-        Args:
-            rows: Of the micro-batch.
-        """
+        """Returns the seconds of all layers' tasks, without a call's cost."""
         return [
             LayerSeconds(
                 {kind: self.seconds(i, kind, rows) for kind in MEASURED},
@@ -280,11 +273,7 @@ class Profile:
         ]
 
     def cell_seconds(self, rows: float) -> CellSeconds:
-        """Returns the seconds of the tasks of cells.
-
-        Args:
-            rows: Of the micro-batch.
-        """
+        """Returns the seconds of the tasks of cells, for so many rows."""
         are_trained = (layer.num_params > 0 for layer in self.layers)
         return CellSeconds(
             self.layer_seconds(rows), are_trained, self.call_seconds
@@ -550,12 +539,7 @@ class CellSeconds:
     """Seconds of the tasks of layers i to j, in constant time.
 
     `schedule="auto"`, `Profile.task_seconds` and the planner ask here, so that
-    they cannot differ.
-
-    Args:
-        layers: Of each layer.
-        are_trained: Whether each has weights that are trained.
-        task_seconds: What a task takes besides its layers.
+    they cannot differ. A task takes `task_seconds` besides its layers.
 
     Attributes:
         first: Index of the first layer that is trained.

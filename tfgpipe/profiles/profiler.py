@@ -302,14 +302,7 @@ LONGER = 3
 class Measuring:
     """Goes from layer to layer, with what those before made of the data.
 
-    Args:
-        placed: The layers.
-        x: What the model takes: a micro-batch, by its number of rows.
-        labels: What the head takes, likewise.
-        head: Computes the loss, or None.
-        device: Where to measure.
-        jit_compile: Whether XLA compiles.
-        seconds: For how long to measure, all in all.
+    A micro-batch and its labels are given for each number of rows.
 
     Attributes:
         call_seconds: What a call takes that computes nothing.

@@ -105,18 +105,12 @@ class Remat:
 
     A rule is one of `REMAT`, or a number: the share of what the rule "never"
     keeps that may be kept of every micro-batch. The rest is computed again by
-    what needs it.
-
-    Args:
-        rules: One for each cell, or group of one.
-        groups: Of each cell of the schedule, how many groups it has, each of
-            which is recomputed at once. None: one.
-        written: Cells, or groups, of which the schedule itself recomputes some
-            micro-batches.
+    what needs it. `written` are those of which the schedule itself recomputes
+    some micro-batches.
 
     Attributes:
-        rules: One for each cell, or group of one.
-        groups: How many groups each cell has; None: one.
+        rules: One for each cell, or group of one that is recomputed at once.
+        groups: How many groups each cell of the schedule has; None: one.
     """
 
     def __init__(
@@ -137,15 +131,12 @@ class Remat:
         written: Collection[int] = (),
         has_head: bool = False,
     ) -> Remat:
-        """The rules of the groups of all cells.
+        """Returns the rules of the groups of all cells.
 
-        Args:
-            remat: A rule, or rules by cells; the first of `REMAT` for others.
-            num_groups: Of each cell, in how many groups it is computed again.
-            written: Cells of which the schedule itself recomputes some
-                micro-batches.
-            has_head: Whether the last group is a head, which goes forward and
-                back at once.
+        `remat` is a rule, or rules by cells, with the first of `REMAT` for
+        others; `written` are cells of which the schedule itself recomputes
+        some micro-batches. A head, the last group, goes forward and back at
+        once.
         """
         cells = [k for k, count in enumerate(num_groups) for _ in range(count)]
         rules = [
@@ -178,11 +169,7 @@ class Remat:
         """The same rules for smaller groups; who keeps a share keeps all.
 
         A share is one of a whole group: a part of it may need more, such as one
-        that is a loop.
-
-        Args:
-            cells: For each, which cell or group it is a part of.
-            groups: How many each cell of the schedule has.
+        that is a loop. `cells` says which group each is a part of.
         """
         written = [i for i, k in enumerate(cells) if k in self._written]
         rules = [self.rules[k] for k in cells]
@@ -201,13 +188,7 @@ class Remat:
         return Remat(rules, self.groups, self._written)
 
     def keeps(self, k: int, goes_back_first: bool) -> bool:
-        """Returns whether cell k keeps the activations of a micro-batch.
-
-        Args:
-            k: The cell.
-            goes_back_first: Whether the micro-batch is the first to go back
-                through it.
-        """
+        """Returns whether cell k keeps the activations of a micro-batch."""
         if self.rules[k] == "except_last":
             return goes_back_first
         return self.rules[k] != "always"
@@ -220,12 +201,7 @@ def limited(ops: Iterable[Op], count: int) -> list[Op]:
 
 
 def grouped(ops: Iterable[Op], groups: Sequence[int]) -> list[Op]:
-    """Each cell as several: forward in order, backward the other way.
-
-    Args:
-        ops: The operations.
-        groups: How many cells each cell becomes, one after the other.
-    """
+    """Makes each cell so many groups, which go back in the other order."""
     starts = [*itertools.accumulate(groups, initial=0)]
     split = []
     for op in ops:
@@ -290,12 +266,7 @@ def recomputed(
 
     A recomputation that the schedule has stays where it is, and its forward
     pass keeps nothing. All others come right before what takes their results.
-
-    Args:
-        ops: The operations.
-        facts: Of each cell.
-        remat: What is recomputed, where the schedule does not say it.
-        says_keeps: Whether the schedule says which forward passes keep.
+    `says_keeps` is whether the schedule says which forward passes keep.
     """
     first: dict[int, int] = {}
     again = set()
@@ -365,12 +336,7 @@ def offloaded(
 
     It is fetched while the operation before the one that takes it runs; so two
     operations run in between, at least. A device that would hold no fewer
-    micro-batches sends nothing.
-
-    Args:
-        turns: Operations, those that run together in a list.
-        facts: Of each cell.
-        remat: Whose activations go to the host.
+    micro-batches sends nothing. Operations that run together are in a list.
     """
     turns = list(turns)
     # Some keep nothing but what comes in.
@@ -399,15 +365,10 @@ def offloaded(
 def _away(
     ops: Sequence[Op], cells: Collection[int], between: int
 ) -> list[tuple[Op, Op]]:
-    """Finds the activations that a device need not hold all the time.
+    """Finds activations that a device need not hold all the time.
 
-    Args:
-        ops: Its operations.
-        cells: The cells that keep something.
-        between: How many operations run at least, until it is needed.
-
-    Returns:
-        Each operation that keeps it, and the one before which it is fetched.
+    At least `between` operations run until they are needed. Returns operations
+    that keep them, each with the one before which they are fetched.
     """
     keepers: dict[tuple[int, int], int] = {}
     pairs = []

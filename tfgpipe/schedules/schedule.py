@@ -27,7 +27,6 @@ from tfgpipe.schedules.task import (
     Task,
     as_tasks,
     check_complete,
-    check_own_order,
     in_one_order,
     needs_among,
     places_of,
@@ -102,7 +101,6 @@ class Schedule:
         self._devices = {t.cell: d for t, (d, _) in self._place.items()}
         check_complete(self._place, self.num_cells, self.num_micro_batches)
         needs = needs_among(self._place, self.num_cells)
-        check_own_order(self._place, needs)
         self._order = in_one_order(self._place, needs)
 
     def __eq__(self, other: object) -> bool:

@@ -315,25 +315,11 @@ def check_complete(
                 )
 
 
-def check_own_order(places: Places, needs: dict[Task, list[Task]]) -> None:
-    """No device has a task before one that it needs."""
-    for task, (device, position) in places.items():
-        for need in needs[task]:
-            if places[need][0] == device and places[need][1] > position:
-                raise ValueError(
-                    "`tasks` must have every task after the tasks it needs. "
-                    f"Received: {_at(task, places)}, before "
-                    f"{_at(need, places)}, which it needs. Move the one "
-                    "behind the other."
-                )
-
-
 def merged(device_of: Mapping[Task, int]) -> list[Task]:
-    """Tasks in an order in which they can run, on each device the given one.
+    """Returns tasks in an order in which they can run.
 
-    Args:
-        device_of: The device of each task, in the order of time, which may be
-            the same for a task and one that it needs.
+    They are told with their devices in the order of time, which stays on each
+    device, and may be the same for a task and one that it needs.
     """
     by_device = sorted(device_of, key=device_of.__getitem__)
     places = {task: (device_of[task], i) for i, task in enumerate(by_device)}
@@ -354,15 +340,8 @@ def needs_among(
 def in_one_order(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:
     """Merges the devices' lists into one in which nothing comes too early.
 
-    Args:
-        places: Device and position of every task.
-        needs: The tasks that every task needs.
-
-    Returns:
-        All tasks. Of the tasks that could be next, the last cell's is taken.
-
-    Raises:
-        ValueError: If devices would wait for each other for ever.
+    Of the tasks that could be next, the last cell's is taken. If devices would
+    wait for each other for ever, it is an error.
     """
     # A task waits for those it needs and for the one before on its device.
     waits = {task: len(awaited) for task, awaited in needs.items()}
@@ -409,6 +388,6 @@ def _raise_deadlock(
         for t in path[path.index(task) :]
     )
     raise ValueError(
-        "`tasks` must not let devices wait for each other for ever. Received: "
+        "`tasks` must not let devices wait for ever. Received: "
         f"{waiting}. Have one of these devices run what is awaited earlier."
     )

@@ -27,11 +27,9 @@ _ON = re.compile(r"on device (\d+)")
 
 
 def text_of(program: Any, times: Sequence[tuple[float, float]]) -> str:
-    """The rows of devices, and in comments what follows from them.
+    """Returns the rows of devices, and in comments what follows from them.
 
-    Args:
-        program: The `Program`.
-        times: Start and end of each of its operations, in units.
+    `times` are start and end of each operation of a `Program`, in units.
     """
     kinds = {op.kind for op in program.ops}
     words = [

@@ -417,5 +417,5 @@ def test_a_new_kind_is_a_row_of_the_table(monkeypatch):
     assert times["forward", 0, 1] == (1, 2)
     assert times["backward", 0, 1] == (2, 4)
     assert "C copy" in str(program)
-    with pytest.raises(ValueError, match=r"copy.* before forward"):
+    with pytest.raises(ValueError, match=r"copy.* waits for forward"):
         Schedule("C0 F0 B0")

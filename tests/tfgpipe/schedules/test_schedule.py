@@ -217,22 +217,22 @@ REFUSED = {
     "too_early": (
         [[(F, 0, 0), (B, 0, 1), (F, 0, 1), (B, 0, 0)]],
         [
-            "after the tasks it needs",
-            r"backward\(cell=0, micro_batch=1\) at position 1 of device 0, "
-            r"before forward\(cell=0, micro_batch=1\) at position 2",
+            "wait for ever",
+            r"backward\(cell=0, micro_batch=1\) at position 1 of device 0 "
+            r"waits for forward\(cell=0, micro_batch=1\) at position 2",
         ],
     ),
     "recompute_too_late": (
         [[(F, 0, 0), (B, 0, 0), (R, 0, 0)]],
-        [r"backward.* at position 1 of device 0, before recompute"],
+        [r"backward.* at position 1 of device 0 waits for recompute"],
     ),
     "weight_gradient_too_early": (
         [[(F, 0, 0), (W, 0, 0), (X, 0, 0)]],
-        [r"weight_gradient.* at position 1 of device 0, before input_gradient"],
+        [r"weight_gradient.* position 1 .* waits for input_gradient"],
     ),
     "cells_of_a_device_too_early": (
         [[(F, 1, 0), (F, 0, 0)]],
-        [r"forward\(cell=1, .* before forward\(cell=0"],
+        [r"forward\(cell=1, .* waits for forward\(cell=0"],
     ),
     "deadlock": (
         [
@@ -240,7 +240,7 @@ REFUSED = {
             [(F, 1, 0), (F, 1, 1), (B, 1, 0), (B, 1, 1)],
         ],
         [
-            "wait for each other",
+            "wait for ever",
             r"Received: backward\(cell=0, micro_batch=0\) at position 1 of "
             r"device 0 waits for backward\(cell=1, micro_batch=0\) at position "
             r"2 of device 1; forward\(cell=1, micro_batch=1\) at position 1 of "

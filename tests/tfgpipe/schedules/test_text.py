@@ -106,7 +106,7 @@ REFUSED = {
     ),
     "too_early": (
         "F0 B1 F1 B0",
-        r"after the tasks it needs.*\nF0 B1 <-- here F1 B0$",
+        r"wait for ever.*\nF0 B1 <-- here F1 B0$",
     ),
     "device_twice": (
         "device 0  F0 B0\ndevice 0  F0 B0",

@@ -293,16 +293,10 @@ class Policy(NamedTuple):
 def run(
     work: UnequalCells, policy: Policy, limits: Sequence[int]
 ) -> tuple[list[list[Task]], float]:
-    """Runs the tasks by a policy, and notes the order and the end.
+    """Runs the tasks by a policy; returns those of each device and the length.
 
-    Args:
-        work: What is to be run.
-        policy: What devices prefer.
-        limits: How many micro-batches each cell may have under way.
-
-    Returns:
-        The tasks of each device and the length, which is infinite if the
-        devices come to a stop, each without room for what it could run.
+    Cells have at most `limits` micro-batches under way. The length is infinite
+    if the devices come to a stop, each without room for what it could run.
     """
     choice = _Choice(work, policy, limits)
     running = choice.running

@@ -47,13 +47,11 @@ def filled(
     most_held: Sequence[int],
     duration: Callable[[Task], float] = lambda task: 1,
 ) -> Schedule:
-    """The schedule with each weight gradient where it costs least.
+    """Returns the schedule with each weight gradient where it costs least.
 
-    Args:
-        orders: For each device, its "forward" and "input_gradient" tasks.
-        most_held: For each device, how many micro-batches it may hold, once a
-            cell. Where the order needs more, they are held.
-        duration: How long a task takes, in any unit.
+    Of each device, `orders` are its other tasks, and `most_held` the
+    micro-batches that it may hold, once a cell. Where the order needs more,
+    they are held.
     """
     device_of = {t.cell: d for d, tasks in enumerate(orders) for t in tasks}
     devices = [device_of[k] for k in range(len(device_of))]
@@ -127,10 +125,7 @@ class Running:
     ) -> float:
         """Runs tasks until no device chooses one; returns when the last ends.
 
-        Args:
-            choose: Returns the task that a device begins, or None to wait.
-            duration: How long a task takes.
-            link: How long it takes to another device.
+        `choose` returns the task that a device begins, or None to wait.
         """
         # Ends of tasks and, on links that take time, what arrives of them.
         events: list[tuple[float, bool, Task]] = []
