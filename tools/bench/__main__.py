@@ -26,6 +26,7 @@ COMMANDS = {
     "replicas": "replicas of timed cells; what each of their devices owns",
     "memory": "the largest model that fits; memory of an accelerator",
     "plan": "what the planner predicts beside what is measured",
+    "alternatives": "the same models by tfgpipe, Keras, and Keras on JAX",
     "gpu": "models on a GPU: beside plain Keras, and cut into devices",
     "table1": "the paper's table 1 on a GPU that is cut into devices",
     "peers": "torch pipelining on the same work",

@@ -6,6 +6,8 @@ bytes, "plan" by predicted bytes, each as `T {json}`.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import json
 import sys
@@ -31,7 +33,8 @@ class Case:
     """What a process trains, and how.
 
     Attributes:
-        model: "gpt2", "resnet50", "unet", or an experiment of `params`.
+        model: "gpt2", "resnet50", "unet", or an experiment of `params`;
+            "decoder" and "small_unet" need nothing but Keras.
         library: "keras" or "gpipe" on TensorFlow, "jax" (Keras on JAX), or
             "torch" (PyTorch's model of that size).
         rows: Of a mini-batch.
@@ -41,10 +44,15 @@ class Case:
         jit_compile: As `compile` takes it; torch compiles if it is True.
         limit_mib: Of each of the K devices into which the first GPU is cut; 0
             for a GPU that is one device.
-        arguments: Others of `tfgpipe.GPipe`.
+        arguments: Others of `tfgpipe.GPipe`. For Keras: those of
+            "RematScope", "gradient_accumulation_steps", and whether
+            "ModelParallel" shares weights out.
         is_small: Whether the model is a small one, for a rehearsal.
         rounds: Times to measure; the fastest one counts.
         steps: Steps of each.
+        keep: A file for the weights after three steps, from others that are
+            the same in all cases; bytes are those of the process then, above
+            what it rests at. "" for none.
     """
 
     model: str = "gpt2"
@@ -59,6 +67,7 @@ class Case:
     is_small: bool = False
     rounds: int = 5
     steps: int = 8
+    keep: str = ""
 
     @property
     def name(self) -> str:
@@ -160,18 +169,26 @@ def _seconds(action: Callable[[], Any]) -> float:
 
 # ------------------------------------------------------------ Keras and tfgpipe
 def _keras_training(case: Case) -> Training:
-    import tensorflow as tf
-
     on_tensorflow = case.library != "jax"
     devices = _devices(case) if on_tensorflow else []
-    if not on_tensorflow:
-        tf.config.set_visible_devices([], "GPU")  # it feeds the data only
     import keras
 
     if case.dtype == "bfloat16":
         keras.mixed_precision.set_global_policy("mixed_bfloat16")
     keras.utils.set_random_seed(0)
-    layers, (x, y), loss, optimizer = made(case)
+    arguments = dict(case.arguments)
+    if arguments.pop("ModelParallel", False):
+        _share_columns(case.k)
+    scope: Any = contextlib.nullcontext()
+    if "RematScope" in arguments:
+        scope = keras.RematScope(**arguments.pop("RematScope"))
+    with scope:
+        layers, batch, loss, optimizer = made(case)
+    parts = arguments.pop("gradient_accumulation_steps", 1)
+    if parts > 1:
+        config = optimizer.get_config()
+        config["gradient_accumulation_steps"] = parts
+        optimizer = type(optimizer).from_config(config)
     model = layers
     if case.library == "gpipe":
         import tfgpipe
@@ -181,30 +198,47 @@ def _keras_training(case: Case) -> Training:
             case.k,
             num_micro_batches=case.m,
             devices=devices,
-            **case.arguments,
+            **arguments,
         )
     elif isinstance(layers, list):
         model = keras.Sequential(layers)
+    if case.keep:
+        _draw_weights(model)
     model.compile(optimizer, loss, jit_compile=case.jit_compile)
-    dataset = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
+    # (parts of a mini-batch, rows of a part, ...)
+    batches = keras.tree.map_structure(
+        lambda a: a.reshape(parts, -1, *a.shape[1:]), batch
+    )
 
     def fit(steps: int) -> float:
-        history = model.fit(dataset.take(steps), shuffle=False, verbose=0)
+        data = _data(batches, steps * parts, on_tensorflow)
+        history = model.fit(
+            data, steps_per_epoch=steps * parts, shuffle=False, verbose=0
+        )
         return history.history["loss"][-1]
 
     losses: list[float] = []
     first = _seconds(lambda: losses.append(fit(1)))
     losses.append(fit(2))
+    variables = [*model.variables, *optimizer.variables]
     facts = {
         "first_s": first,
         "losses": losses,
         "parameters": model.count_params(),
+        "held_mib": max(_held_mib(variables, on_tensorflow).values()),
         **_machine(on_tensorflow),
     }
-    if on_tensorflow:
-        facts["operations"] = _operations(model, iter(dataset.take(1)))
+    if case.keep:
+        _keep_weights(model, case.keep)
+    elif on_tensorflow:
+        data = _data(batches, 1, on_tensorflow)
+        facts["operations"] = _operations(model, iter(data))
 
     def peaks(run: Callable[[], Any]) -> list[float]:
+        if case.keep:
+            from tools.bench.memory_worker import peak_of_one
+
+            return [peak_of_one(run)]
         if on_tensorflow:
             from tfgpipe.monitor import peak_mib
 
@@ -216,6 +250,72 @@ def _keras_training(case: Case) -> Training:
         return [b / _MIB for n, b in stats.items() if n == "peak_bytes_in_use"]
 
     return Training(facts, fit, peaks, lambda: _plan(case))
+
+
+def _data(batches: Any, count: int, on_tensorflow: bool) -> Any:
+    """Returns so many mini-batches, the first again after the last."""
+    if on_tensorflow:
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensor_slices(batches)
+        return dataset.cache().repeat().take(count)
+    import keras
+
+    parts = len(keras.tree.flatten(batches)[0])
+    return (
+        keras.tree.map_structure(lambda a, i=i: a[i % parts], batches)
+        for i in range(count)
+    )
+
+
+def _share_columns(count: int) -> None:
+    """Has Keras on JAX share the kernels out, by columns or heads."""
+    import keras
+
+    distribution = keras.distribution
+    mesh = distribution.DeviceMesh(
+        (1, count), ["batch", "model"], distribution.list_devices()
+    )
+    layout = distribution.LayoutMap(mesh)
+    layout["(query|key|value)/kernel"] = (None, "model", None)
+    layout["attention_output/kernel"] = ("model", None, None)
+    layout["dense.*kernel|embeddings"] = (None, "model")
+    layout["conv2d(_[0-9]+)?/kernel"] = (None, None, None, "model")
+    distribution.set_distribution(
+        distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+    )
+
+
+def _draw_weights(model: Any) -> None:
+    """Gives a model weights that are the same with each backend."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        shape = tuple(variable.shape)
+        if len(shape) > 1:  # others are zeros and ones
+            scale = np.prod(shape) / shape[-1]
+            drawn = rng.standard_normal(shape) / np.sqrt(scale)
+            variable.assign(drawn.astype("float32"))
+
+
+def _keep_weights(model: Any, path: str) -> None:
+    import numpy as np
+
+    np.savez(path, *(np.asarray(v.value) for v in model.trainable_variables))
+
+
+def _held_mib(variables: list[Any], on_tensorflow: bool) -> dict[str, float]:
+    """Returns MiB of weights and slots, by device."""
+    held: dict[str, float] = collections.Counter()
+    for value in {id(v): v.value for v in variables}.values():
+        if on_tensorflow:
+            size = value.shape.num_elements() * value.dtype.size
+            held[value.device] += size / _MIB
+        else:
+            for shard in value.addressable_shards:
+                held[str(shard.device)] += shard.data.nbytes / _MIB
+    return held
 
 
 def _devices(case: Case) -> list[str]:
@@ -333,7 +433,19 @@ def made(case: Case) -> tuple[Any, tuple[Any, Any], Any, Any]:
         mask = np.ones((case.rows, shape[1] - 1), "int32")
         x: Any = {"token_ids": ids[:, :-1], "padding_mask": mask}
         return _gpt2(sizes), (x, ids[:, 1:]), loss, optimizer
+    if case.model == "decoder":
+        words, tokens, units, blocks = (
+            (50, 8, 16, 2) if case.is_small else (1000, 64, 128, 12)
+        )
+        ids = rng.integers(0, words, (case.rows, tokens + 1)).astype("int32")
+        model = _decoder(words, tokens, units, blocks)
+        return model, (ids[:, :-1], ids[:, 1:]), loss, optimizer
     size, classes = (32, 5) if case.is_small else (224, 1000)
+    if case.model == "small_unet":
+        size = 16 if case.is_small else 64
+        x = rng.random((case.rows, size, size, 3), "float32")
+        y = rng.integers(0, 2, (case.rows, size, size)).astype("int32")
+        return _unet(size, 3, size // 4), (x, y), loss, optimizer
     x = rng.random((case.rows, size, size, 3), "float32")
     if case.model == "unet":
         model = _unet(size, *((2, 4) if case.is_small else (5, 64)))
@@ -369,6 +481,46 @@ def _gpt2(sizes: dict[str, int]) -> Any:
 
     backbone = keras_hub.models.GPT2Backbone(**sizes, dropout=0.0)
     return keras_hub.models.GPT2CausalLM(backbone, preprocessor=None)
+
+
+def _decoder(words: int, tokens: int, units: int, num_blocks: int) -> Any:
+    """A model such as GPT-2, of Keras's layers; a block is a layer."""
+    import keras
+    from keras import layers as kl
+
+    class Block(kl.Layer):
+        def build(self, shape: Any) -> None:
+            """Makes the layers inside."""
+            self.norms = [kl.LayerNormalization() for _ in range(2)]
+            self.attention = kl.MultiHeadAttention(4, units // 4)
+            self.wide = kl.Dense(4 * units, "gelu")
+            self.narrow = kl.Dense(units)
+            self.attention.build(shape, shape)
+            for layer in (*self.norms, self.wide):
+                layer.build(shape)
+            self.narrow.build((*shape[:-1], 4 * units))
+
+        def call(self, x: Any) -> Any:
+            """Attends to earlier positions, then computes each alone."""
+            y = self.norms[0](x)
+            x = x + self.attention(y, y, use_causal_mask=True)
+            return x + self.narrow(self.wide(self.norms[1](x)))
+
+    class Positions(kl.Layer):
+        def build(self, shape: Any) -> None:
+            """Makes a vector for each position."""
+            self.embeddings = self.add_weight(shape[1:], name="embeddings")
+
+        def call(self, x: Any) -> Any:
+            """Adds them."""
+            return x + self.embeddings
+
+    ids = keras.Input((tokens,), dtype="int32")
+    x = kl.Embedding(words, units)(ids)
+    x = Positions()(x)
+    for index in range(num_blocks):
+        x = Block(name=f"block_{index}")(x)
+    return keras.Model(ids, kl.Dense(words)(kl.LayerNormalization()(x)))
 
 
 def _unet(size: int, depth: int, filters: int) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 import threading
@@ -21,12 +22,6 @@ from tools.bench.case_worker import NO_MEMORY, Case
 from tools.bench.step_worker import Worker
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_ENVIRONMENTS = {
-    "jax": {
-        "KERAS_BACKEND": "jax",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
-}
 
 
 class Results:
@@ -136,10 +131,17 @@ def run_cases(
 
 
 def _started(case: Case) -> Worker:
-    command = [sys.executable, "-m", "tools.bench.case_worker"]
-    command.append(json.dumps(dataclasses.asdict(case)))
-    environment = _ENVIRONMENTS.get(case.library, {})
-    return Worker(command, {"PYTHONPATH": str(_ROOT), **environment})
+    python = sys.executable
+    environment = {"PYTHONPATH": str(_ROOT)}
+    if case.library == "jax":
+        python = os.environ.get("JAX_PY", python)
+        environment["KERAS_BACKEND"] = "jax"
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        flag = f"--xla_force_host_platform_device_count={case.k}"
+        environment["XLA_FLAGS"] = flag
+    words = ["-m", "tools.bench.case_worker"]
+    words.append(json.dumps(dataclasses.asdict(case)))
+    return Worker([python, *words], environment)
 
 
 def _result(

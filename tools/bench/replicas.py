@@ -1,20 +1,14 @@
-"""R replicas of K devices: speed with timed cells, and what a device holds.
+"""R replicas of K devices: steps of timed cells.
 
-speed: every cell waits instead of computing, on a device of its own in every
+Every cell waits instead of computing, on a device of its own in every
 replica, and its update waits for --exchange_ms first, as if gradients were
 still on the way from other replicas. The bound is what the tasks of one replica
 take, `efficiency` its share of a step without exchange; `hidden` is the share
 of the exchange during which any device still had a task to do. With --groups a
 cell has as many layers, and hands over its gradients in as many parts.
-
-memory: a Transformer with Adam's slots: the most bytes of variables that a
-device owns, and the most that it exchanges with other replicas in a step:
-weights that it gets, and gradients that it sends.
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -22,9 +16,8 @@ import numpy as np
 from absl import flags
 
 import tfgpipe
-from tfgpipe.devices import names, placement
 from tools.bench.efficiency import Setting, make_devices
-from tools.bench.models import train_step, transformer
+from tools.bench.models import train_step
 from tools.bench.waiting_layers import Device, Timed, Work
 from tools.flags import define, new_flags
 from tools.report import Report, Table, columns, progress, spread, spread_values
@@ -32,47 +25,31 @@ from tools.report import Report, Table, columns, progress, spread, spread_values
 FLAGS = new_flags(rounds=5)
 define(
     FLAGS,
-    part=(
-        ["speed", "memory"],
-        "What to measure.",
-        ["speed", "memory"],
-    ),
     r=([1, 2, 4], "Replicas."),
     k=([2, 4], "Devices of a replica."),
     m=([8], "Micro-batches of a replica."),
-    groups=([1], "As `remat_groups`, for part `speed`."),
+    groups=([1], "As `remat_groups`."),
     cell_ms=(20.0, "Milliseconds of a forward task."),
     exchange_ms=(40.0, "Milliseconds of a cell's exchange."),
 )
 
-SPEED_COLUMNS = columns(
+COLUMNS = columns(
     "r: R | k: K | m: M | groups | bound_ms: bound ms: .1f | "
     "*step_ms: step ms: .1f | efficiency: efficiency: .3f | "
     "*exchange_step_ms: with exchange ms: .1f | hidden: hidden: .0%"
-)
-MEMORY_COLUMNS = columns(
-    "r: R | k: K | owned_mib: owned MiB: .2f | of_one: / R = 1: .2f | "
-    "exchanged_mib: exchanged MiB: .2f"
 )
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
-    parts = {"speed": _speed, "memory": _memory}
     make_devices(max(values.r) * max(values.k))
-    for part in dict.fromkeys(values.part):
-        parts[part](values, report)
-
-
-# --------------------------------------------------------------------- speed
-def _speed(values: flags.FlagValues, report: Report) -> None:
     table = report.add(
         Table(
             "speed",
             f"Steps of cells of {values.cell_ms:g} ms, without exchange and "
             f"with one of {values.exchange_ms:g} ms a cell: median and "
             f"quartiles of {values.rounds}",
-            SPEED_COLUMNS,
+            COLUMNS,
         )
     )
     settings = [
@@ -192,73 +169,3 @@ def _hidden(grid: list[list[_Timekeeper]], links: list[_Timekeeper]) -> float:
     total = sum(stop - start for start, stop in spans)
     inside = sum(max(0.0, min(stop, end) - start) for start, stop in spans)
     return inside / total if total else 0.0
-
-
-# -------------------------------------------------------------------- memory
-def _memory(values: flags.FlagValues, report: Report) -> None:
-    table = report.add(
-        Table(
-            "memory",
-            "8 Transformer blocks of 64 units with the slots of Adam",
-            MEMORY_COLUMNS,
-            notes=["MiB: of the device that has most."],
-        )
-    )
-    for k in values.k:
-        alone, _ = _held(1, k)
-        for r in values.r:
-            owned, exchanged = _held(r, k)
-            table.rows.append(
-                {
-                    "r": r,
-                    "k": k,
-                    "owned_mib": owned,
-                    "of_one": owned / alone,
-                    "exchanged_mib": exchanged,
-                }
-            )
-
-
-def _held(r: int, k: int) -> tuple[float, float]:
-    """MiB that a device owns, and that it exchanges; the most of any."""
-    names = [f"CPU:{index}" for index in range(r * k)]
-    with tfgpipe.PipelineStrategy(r, k, names).scope():
-        model = tfgpipe.GPipe(transformer(8, num_heads=4, hidden_units=256))
-        model.compile("adam", "mse")
-    model.build((None, 16, 64))
-    model.optimizer.build(model.trainable_variables)
-    owned = bytes_by_device([*model.variables, *model.optimizer.variables])
-    exchanged = exchanged_bytes(model)
-    return max(owned.values()) / 2**20, max(exchanged.values()) / 2**20
-
-
-def exchanged_bytes(model: tfgpipe.GPipe) -> dict[str, int]:
-    """Bytes that a training step sends between replicas, by device.
-
-    A device gets those weights of its cell that it does not own, and sends
-    their gradients. So the sum over devices has everything that is sent, once.
-    Gradients count as dense ones in the dtype of their variables, and no
-    weight as one of several cells.
-    """
-    weights = bytes_by_device(model.trainable_variables)
-    found: dict[str, int] = {}
-    for devices in {cell.devices for cell in model.cells()}:
-        own = {
-            device: sum(
-                count
-                for name, count in weights.items()
-                if names.same_device(name, device)
-            )
-            for device in devices
-        }
-        for device, count in own.items():
-            found[device] = 2 * (sum(own.values()) - count)
-    return found
-
-
-def bytes_by_device(variables: Iterable[Any]) -> Counter:
-    """Bytes of variables, by the full names of their devices."""
-    held: Counter = Counter()
-    for variable in variables:
-        held[variable.value.device] += placement.tensor_bytes(variable)
-    return held

@@ -24,7 +24,7 @@ REAL = {
     "dispatch": (f"{OVERHEAD} --part=dispatch", {"dispatch": 2}),
     "replicas": (
         "replicas --r=1,2 --k=2 --m=3 --cell_ms=1 --exchange_ms=1 --rounds=1",
-        {"speed": 2, "memory": 2},
+        {"speed": 2},
     ),
 }
 QUICK = {"schedules", "dispatch"}

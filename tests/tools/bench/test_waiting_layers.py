@@ -11,7 +11,6 @@ from keras import layers as kl
 from replicated import replicas
 
 import tfgpipe
-from tools.bench.replicas import exchanged_bytes
 from tools.bench.waiting_layers import Device, Timed
 
 
@@ -76,6 +75,4 @@ def test_bytes_between_replicas_are_those_that_are_sent(schedule):
     )
     # weights to two other replicas, and gradients from them
     total = sum(4 * math.prod(v.shape) for v in model.trainable_variables)
-    counted = exchanged_bytes(model)
-    assert len(counted) == 6
-    assert sum(counted.values()) == found == 2 * 2 * total
+    assert found == 2 * 2 * total

@@ -1,0 +1,127 @@
+"""The same Keras models by tfgpipe and by what else there is.
+
+A GPT-2 of 12 blocks of 128 units, and a U-Net; 32 rows, in float32, by Adam,
+from the same weights. All have the same cores, cut into two devices or whole.
+Keras on JAX runs in the Python of $JAX_PY, which needs jax and keras alone.
+
+`lines`: of a program, that change. `weights and slots`: of the device that has
+most. `peak`: of a step, above what the process of all devices rests at.
+`losses`, `weights`: the largest difference from plain Keras on TensorFlow, of
+losses relative to them, of the weights after three steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from tfgpipe.commands import command_line
+from tools.bench.case_worker import Case
+from tools.bench.cases import Results
+from tools.bench.gpu import define_run, fill
+from tools.flags import define
+from tools.report import Report, Table, columns
+
+FLAGS = command_line.new_flags()
+define_run(FLAGS, "bench_alternatives.jsonl", num_jobs=1)
+define(FLAGS, small=(False, "Small models."))
+
+COLUMNS = columns(
+    "model | way | lines | held_mib: weights and slots MiB: .1f | "
+    "peak_mib: peak MiB: .0f | loss_difference: losses differ by: .0e | "
+    "difference: weights by: .0e | ratio: step / Keras: .2f"
+)
+_M = 4  # micro-batches, and gradients that are accumulated
+# What is recomputed: blocks, or all layers where there are none.
+_REMAT = {
+    "decoder": {
+        "mode": "list_of_layers",
+        "layer_names": [f"block_{index}" for index in range(12)],
+    },
+    "small_unet": {"mode": "full"},
+}
+# Lines of a program: the wrapper; a scope around the model, and two arguments,
+# of the optimizer and of `fit`; the backend; and the mesh, the layout, what it
+# says of kernels, and to set it.
+_LINES = [0, 1, 3, 1, 8]
+
+
+def run(values: flags.FlagValues, report: Report) -> None:
+    """Runs the cases that have no result, and shows all that have."""
+    table = report.add(Table("alternatives", "", COLUMNS))
+    cases = [case for model in _REMAT for case in _cases(model, values)]
+    fill(table, cases, values, _rows)
+    table.title = f"Mini-batches of {cases[0].rows} rows; {table.title}"
+
+
+def _cases(model: str, values: flags.FlagValues) -> list[Case]:
+    """Returns a case for each way, plain Keras first."""
+    base = Case(
+        model,
+        "keras",
+        dtype="float32",
+        is_small=values.small,
+        rounds=values.rounds,
+        steps=values.steps,
+    )
+    less = {"RematScope": _REMAT[model], "gradient_accumulation_steps": _M}
+    ways = [
+        base,
+        dataclasses.replace(base, library="gpipe", k=2, m=_M),
+        dataclasses.replace(base, arguments=less),
+        dataclasses.replace(base, library="jax"),
+        dataclasses.replace(
+            base, library="jax", k=2, arguments={"ModelParallel": True}
+        ),
+    ]
+    stem = pathlib.Path(values.output).absolute().with_suffix("")
+    return [
+        dataclasses.replace(case, keep=f"{stem}_{model}_{index}.npz")
+        for index, case in enumerate(ways)
+    ]
+
+
+def _name(case: Case) -> str:
+    if case.library == "gpipe":
+        return f"tfgpipe, K = {case.k}, M = {case.m}"
+    backend = "JAX" if case.library == "jax" else "TensorFlow"
+    names = {"gradient_accumulation_steps": f"{_M} accumulated gradients"}
+    extras = [names.get(name, f"`{name}`") for name in case.arguments]
+    return ", ".join([f"Keras on {backend}", *extras])
+
+
+def _rows(cases: list[Case], results: Results) -> list[dict[str, Any]]:
+    rows = []
+    for index, case in enumerate(cases):
+        way = index % len(_LINES)
+        plain = cases[index - way]
+        result, base = results.result_of(case), results.result_of(plain)
+        if not (result and base):
+            continue
+        row = {"model": case.model, "way": _name(case), "lines": _LINES[way]}
+        if "error" in result:
+            row["way"] += f": {result['error']}"
+        else:
+            row["held_mib"] = result["held_mib"]
+            row["peak_mib"] = result["mib"][0]
+            row["ratio"] = result["step_s"] / base["step_s"]
+            row |= _differences(case, plain, result, base)
+        rows.append(row)
+    return rows
+
+
+def _differences(
+    case: Case, plain: Case, result: dict[str, Any], base: dict[str, Any]
+) -> dict[str, float]:
+    """Returns how far losses and weights are from plain Keras's."""
+    with np.load(case.keep) as ours, np.load(plain.keep) as theirs:
+        pairs = [(ours[name], theirs[name]) for name in theirs]
+    losses = zip(result["losses"], base["losses"])
+    return {
+        "loss_difference": max(abs(a - b) / abs(b) for a, b in losses),
+        "difference": max(float(np.abs(a - b).max()) for a, b in pairs),
+    }
