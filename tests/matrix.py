@@ -57,6 +57,25 @@ def arguments(k, m, schedule, remat):
     return found
 
 
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "clipnorm": lambda: keras.optimizers.SGD(0.05, 0.9, clipnorm=0.2),
+    "global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+    "accumulation": lambda: keras.optimizers.SGD(
+        0.01, 0.9, gradient_accumulation_steps=2
+    ),
+    "average": lambda: keras.optimizers.AdamW(
+        0.01,
+        weight_decay=0.1,
+        clipvalue=0.05,
+        use_ema=True,
+        ema_overwrite_frequency=3,
+    ),
+}
+
+
 def largest_difference(found, expected):
     """Largest difference, relative to the largest value of each tensor."""
     worst = 0.0

@@ -5,7 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from stacks import build, call, no_weights_allocated
+from stacks import build, no_weights_allocated
 
 from models import amoebanet
 from models.amoebanet_layers import AmoebaNetCell
@@ -132,28 +132,6 @@ def test_factorized_reduction_reads_both_pixels_of_a_diagonal():
     out = np.asarray(layer(x)) * np.sqrt(1.0 + layer.bn.epsilon)
     np.testing.assert_allclose(out[0, ..., 0], [[1, 3], [9, 11]], rtol=1e-6)
     np.testing.assert_allclose(out[0, ..., 1], [[6, 8], [14, 16]], rtol=1e-6)
-
-
-def test_saved_model_predicts_the_same(tmp_path):
-    layers = amoebanet.amoebanet_d(3, 16, 4, stem_reductions=0, stem_strides=1)
-    image = keras.Input((8, 8, 1))
-    model = keras.Model(image, call(layers, image))
-    x = keras.random.normal((2, 8, 8, 1), seed=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(x), model(x))
-
-
-def test_float64_is_not_cast_on_the_way():
-    layers = [
-        type(layer).from_config({**layer.get_config(), "dtype": "float64"})
-        for layer in amoebanet.amoebanet_d(3, 16, 4)
-    ]
-    x = keras.random.normal((2, 16, 16, 1), seed=0, dtype="float64")
-    noise = 1e-12 * keras.random.normal(x.shape, seed=1, dtype="float64")
-    change = call(layers, x + noise) - call(layers, x)
-    assert call(layers, x).dtype == "float64"
-    assert 0 < float(keras.ops.max(keras.ops.abs(change))) < 1e-9
 
 
 def test_bad_arguments_give_one_error_that_names_all():

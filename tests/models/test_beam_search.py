@@ -5,13 +5,11 @@ import functools
 import keras
 import numpy as np
 import pytest
-from crossing import loop_numbers
 from stacks import call
 
 import tfgpipe
 from models import decoding, translation
 from models.beam_search import BeamSearch
-from tfgpipe.devices import names
 
 BEGIN, END, VOCABULARY, LENGTH = 1, 2, 5, 4
 IDS = {"bos_id": BEGIN, "eos_id": END, "max_length": LENGTH}
@@ -176,24 +174,6 @@ def test_layers_of_a_pipeline_translate_in_groups(num_groups, monkeypatch):
     search = BeamSearch(layers, beam_size=2, length_penalty=0.0, **IDS)
     for _ in range(2):  # the second one finds no caches of the first
         assert_found(search(SOURCES), lambda source: beam(source, 2, 0.0))
-
-
-def test_loop_carries_caches_of_devices_that_only_compile(monkeypatch):
-    monkeypatch.setattr(names, "only_compiles", lambda devices: True)
-    search = BeamSearch(exact_model(), beam_size=2, length_penalty=0.0, **IDS)
-    assert_found(search(SOURCES), lambda source: beam(source, 2, 0.0))
-    assert not search._groups._variables
-
-
-def test_loops_send_outputs_of_cells_and_log_probabilities_alone():
-    """With the decoder's layers in both cells, and so caches on both."""
-    layers = pipeline_of(model("float64", 2), layers_per_cell=[5, 2]).layers
-    search = BeamSearch(layers, beam_size=2, **IDS)
-    found = loop_numbers(lambda: search(SOURCES))
-    assert found == ["AddV2"] * 2 + ["TopKV2"] * 2  # of two groups
-    held = search._groups._variables.values()
-    assert {v.device[-5:] for v in held} == {"CPU:2", "CPU:3"}
-    assert all(not keras.ops.size(v.read_value()) for v in held)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from stacks import VOCABULARY, build, call, tiny, tokens
 
 import tfgpipe
 from models import decoding, sampling
-from tfgpipe.devices import names
 
 
 def model(num_layers=1, **kwargs):
@@ -108,14 +107,6 @@ def test_tokens_depend_neither_on_cells_nor_on_groups(monkeypatch):
             in_groups(monkeypatch, num_groups)
             found = sampling.generate(pipeline.layers, prompt, 8)
             np.testing.assert_array_equal(found, expected)
-
-
-def test_loop_carries_caches_of_devices_that_only_compile(monkeypatch):
-    layers = model(num_layers=2)
-    expected = sampling.generate(layers, tokens(), 8)
-    monkeypatch.setattr(names, "only_compiles", lambda devices: True)
-    found = sampling.generate(layers, tokens(), 8)
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_loops_send_outputs_of_cells_alone():

@@ -3,8 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from kinds import Plain
 from stacks import (
     VOCABULARY,
     build,
@@ -14,11 +12,8 @@ from stacks import (
     tiny,
     tokens,
 )
-from tiny import assert_close
 
-import tfgpipe
 from models import transformer_lm
-from models.losses import SmoothedCrossentropy
 
 TABLE_1 = {"model_dim": 2048, "hidden_dim": 8192, "num_heads": 32}
 
@@ -77,14 +72,6 @@ def test_length_of_sequences_need_not_be_known():
     )
 
 
-def test_saved_model_predicts_the_same(tmp_path):
-    layers = tiny(dropout=0.1, logit_limit=3.0)
-    model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(tokens()), model(tokens()))
-
-
 def test_bad_arguments_give_one_error_that_names_all():
     with pytest.raises(ValueError, match="`num_layers`") as error:
         transformer_lm.transformer_lm(
@@ -112,38 +99,3 @@ def test_bad_arguments_give_one_error_that_names_all():
         "feed_forward_scale=-1.0",
     ):
         assert received in str(error.value)
-
-
-# ---------------------------------------------------------------- a pipeline
-def train(make, **kwargs):
-    """Trains for two epochs of two steps; returns losses and weights."""
-    keras.utils.set_random_seed(5)
-    layers = tiny(num_layers=1, logit_limit=2.0)
-    model = make([keras.Input((6,), dtype="int32"), *layers])
-    model.compile(
-        keras.optimizers.SGD(0.3, momentum=0.9),
-        SmoothedCrossentropy(label_smoothing=0.1),
-        **kwargs,
-    )
-    rng = np.random.default_rng(2)
-    weights = rng.integers(0, 2, (8, 6)).astype("float64")
-    data = tokens(8), tokens(8, seed=1), weights
-    data = tf.data.Dataset.from_tensor_slices(data)
-    data = data.batch(4, drop_remainder=True)
-    history = model.fit(data, epochs=2, shuffle=False, verbose=0)
-    return history.history["loss"], [w.numpy() for w in model.weights]
-
-
-@pytest.mark.usefixtures("float64")
-def test_training_by_a_pipeline_equals_a_loop_of_layers():
-    def pipeline(items):
-        first, *layers = items
-        costs = [(layer, type(layer).flops) for layer in layers]
-        return tfgpipe.GPipe(
-            [first, *costs], num_partitions=2, num_micro_batches=2
-        )
-
-    losses, weights = train(pipeline)
-    expected = train(lambda items: Plain(items[1:]), run_eagerly=True)
-    assert_close((losses, weights), expected)
-    assert losses[1] < losses[0]

@@ -1,7 +1,7 @@
 """Layers whose numbers hang on more than their plain attributes.
 
 Two of them are equal in class and attributes, and compute something else: by
-their name, which a special method reads, or by what a variable says.
+their name, or by what a variable says.
 """
 
 from __future__ import annotations
@@ -28,82 +28,6 @@ class Special(kl.Layer):
 
     def factor_(self):
         return factor_of(self.name)
-
-
-@register
-class ByGetattr(Special):
-    def __getattr__(self, key):
-        if key == "factor":
-            return factor_of(self.name)
-        raise AttributeError(key)
-
-    def factor_(self):
-        return self.factor
-
-
-@register
-class ByMul(Special):
-    def __mul__(self, other):
-        return other * factor_of(self.name)
-
-    def factor_(self):
-        return self * 1.0
-
-
-@register
-class ByIter(Special):
-    def __iter__(self):
-        yield factor_of(self.name)
-
-    def factor_(self):
-        (found,) = self
-        return found
-
-
-@register
-class ByEnter(Special):
-    def __enter__(self):
-        return factor_of(self.name)
-
-    def __exit__(self, *_):
-        return None
-
-    def factor_(self):
-        with self as found:
-            return found
-
-
-@register
-class ByGetitem(Special):
-    def __getitem__(self, _):
-        return factor_of(self.name)
-
-    def factor_(self):
-        return self[0]
-
-
-class _Descriptor:
-    def __get__(self, instance, owner=None):
-        return self if instance is None else factor_of(instance.name)
-
-
-@register
-class ByDescriptor(Special):
-    number = _Descriptor()
-
-    def factor_(self):
-        return self.number
-
-
-@register
-class ByTemplate(Special):
-    template = "%s"
-
-    def __str__(self):
-        return str(factor_of(self.name))
-
-    def factor_(self):
-        return float(self.template % self)
 
 
 @register
@@ -150,12 +74,5 @@ class ByVariable(Special):
 CLASSES = {
     "special_name": Special,
     "special_constraint": ByConstraint,
-    "special_descriptor": ByDescriptor,
-    "special_enter": ByEnter,
-    "special_getattr": ByGetattr,
-    "special_getitem": ByGetitem,
-    "special_iter": ByIter,
-    "special_mul": ByMul,
-    "special_template": ByTemplate,
     "special_variable": ByVariable,
 }

@@ -21,8 +21,8 @@ from device_names import names
 from functional import Twice
 from functional_kinds import FUNCTIONAL
 from keras import layers as kl
-from kinds import KINDS, Kind, Plain, normal, tokens, user_loss
-from matrix import WHOLE, arguments, largest_difference
+from kinds import KINDS, Kind, Lookup, Plain, normal, tokens, user_loss
+from matrix import OPTIMIZERS, WHOLE, arguments, largest_difference
 from sharing_layers import Counter
 from with_columns import shards_of
 
@@ -236,14 +236,14 @@ MODELS: dict[str, Kind] = {
     "blocks": Kind(
         blocks, tokens(3, 20, False), tokens(3, 20, False), of_logits
     ),
+    "lookups": Kind(  # by token, with a slice a row, and by position
+        lambda: [kl.Dense(3), Lookup("tokens", "distances"), kl.Dense(3)],
+        normal(5, 3),
+        normal(5, 3),
+    ),
     "noisy": Kind(noisy, normal(5), normal(6)),
     "pairs": Kind(pairs, normal(8), normal(8)),
     "synchronized": Kind(synchronized, normal(5), normal(2)),
-}
-OPTIMIZERS = {
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
 }
 
 
@@ -288,8 +288,8 @@ def train(kind, make, optimizer, epochs=1, infers=False, model=None):
 
 def _numbers(model, history, outputs):
     history = {k: v for k, v in history.items() if k != "skipped_steps"}
-    variables = [v.numpy() for v in model.variables]
-    return variables, history, outputs
+    variables = [*model.variables, *model.optimizer.variables]
+    return [v.numpy() for v in variables], history, outputs
 
 
 def _plain(layers):
@@ -325,6 +325,7 @@ def pipeline(case, layers):
         return tfgpipe.GPipe(layers, **options)
     devices = options.pop("devices", None)
     width = len(devices or ()) or case.k
+    width = getattr(options["schedule"], "num_devices", width)
     with tfgpipe.PipelineStrategy(case.replicas, width).scope():
         return tfgpipe.GPipe(layers, **options)
 

@@ -264,6 +264,32 @@ def draws_in_a_function():
     return [keras.Input((3,)), kl.Dense(3), InFunction(), kl.Dense(2)]
 
 
+def reads_storage():
+    """The `tf.Variable` of a kernel, by operations and for slices of it."""
+    dense = built(4, 4)
+    storage = dense.kernel.value
+
+    def use(x):
+        x = keras.ops.tanh(x @ storage) * (1.0 + storage[0])
+        rows = tf.gather(storage, [1])[0] + tf.gather_nd(storage, [[2]])[0]
+        return x + rows
+
+    return [keras.Input((4,)), dense, kl.Lambda(use), kl.Dense(2)]
+
+
+def differentiates_another():
+    """Of another cell: which weights it reads is found out on the way."""
+    dense = built(4, 4)
+
+    def differentiate(x):
+        with tf.GradientTape() as tape:
+            energy = tf.reduce_sum(tf.tanh(dense.kernel) ** 2)
+        return x @ tape.gradient(energy, dense.kernel)
+
+    layers = [dense, kl.Lambda(differentiate), kl.Dense(2)]
+    return [keras.Input((4,)), *layers]
+
+
 def keeps_in_attributes():
     keeps = Keeps()
     return [keras.Input((3,)), kl.Dense(2), keeps, kl.Dense(2), Uses(keeps)]
@@ -272,13 +298,15 @@ def keeps_in_attributes():
 # Layers, and points of K and M.
 TABLE = {
     adds_by_a_closure: [(1, 1), (3, 2)],
+    differentiates_another: [(2, 2)],
     draws_in_a_function: [(3, 1)],
     inside_a_frozen_block: [(4, 3)],
-    keeps_in_attributes: [(1, 1), (1, 2), (4, 1), (4, 2)],
+    keeps_in_attributes: [(1, 1), (4, 2)],
     # Their gradient was lost where the reader was in another cell.
     reads_earlier: [(4, 3)],
     reads_frozen: [(4, 3)],
     reads_later: [(4, 3)],
+    reads_storage: [(2, 2)],
     straight_through_weights: [(3, 1)],
 }
 # Keras's own variables are none to such a gradient then.
@@ -294,7 +322,11 @@ NOT_EAGERLY = (straight_through_weights,)
             *((make, True) for make in TABLE if make not in NOT_EAGERLY),
         ],
         # A quick model of the matrix, "between", has most of the others.
-        [(reads_later, False), (keeps_in_attributes, True)],
+        [
+            (differentiates_another, False),
+            (reads_storage, False),
+            (keeps_in_attributes, True),
+        ],
     ),
 )
 def test_layers_train_as_in_keras(make, eagerly):

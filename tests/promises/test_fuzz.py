@@ -7,7 +7,6 @@ import collections
 import dataclasses
 
 import compare
-import fuzz
 import outcome
 import pytest
 from case import Case, Spec
@@ -17,7 +16,6 @@ from layer_kinds import CLASSES, KINDS
 from objectives import LOSSES, METRICS, OPTIMIZERS, STATEFUL
 from own_optimizers import NEW, OWN, SCALING
 from quick import quick
-from shrink import shrink
 
 import tfgpipe
 
@@ -191,36 +189,6 @@ def test_a_nested_layer_that_always_trains_is_found():
 
 
 # ------------------------------------------------------- what is made of them
-def test_graph_without_a_layer_is_joined_again():
-    """Layers that took one that is left out take what it took."""
-
-    def fails(case):
-        return any(spec.kind == "model" for spec in case.layers)
-
-    case = next(
-        c for i in range(500) if fails(c := generate(0, i, True)) and c.outputs
-    )
-    small, _ = shrink(case, fails, most=300)
-    names = {"x0", "x1", *(spec.name for spec in small.layers)}
-    assert len(small.layers) == 1
-    assert {*small.layers[0].takes, *small.outputs} <= names
-
-
-def test_case_shrinks_to_what_fails():
-    """A made-up fault: of a dropout, at more than one micro-batch."""
-
-    def fails(case):
-        kinds = {spec.kind for spec in case.layers}
-        return "dropout" in kinds and case.num_micro_batches > 1
-
-    case = next(c for i in range(500) if fails(c := generate(0, i)))
-    small, tried = shrink(case, fails, most=200)
-    assert len(small.layers) == 1
-    assert small.num_micro_batches > 1
-    assert dataclasses.replace(
-        small, layers=(), num_micro_batches=1, seed=0
-    ) == Case(layers=())
-    assert tried < 200
 
 
 def test_difference_is_a_failure(monkeypatch):
@@ -234,7 +202,7 @@ def test_difference_is_a_failure(monkeypatch):
     monkeypatch.setattr(compare.case_models, "pipeline", wrong)
     found = compare.run(Case(layers=(dense("a"),)))
     assert found.kind == "failed"
-    assert fuzz.kind_of(found) == "against Keras"
+    assert found.reason.startswith("against Keras")
 
 
 def mixing_rows(trial):

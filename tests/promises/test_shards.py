@@ -13,11 +13,11 @@ LOSS = keras.losses.SparseCategoricalCrossentropy
 WORDS, LENGTH = 11, 5
 
 
-def words(tied=True, dtype=None, is_plain=False, lora=False):
+def words(tied=True):
     """A language model whose every layer has columns."""
     keras.utils.set_random_seed(1)
     table = kl.ReversibleEmbedding(
-        WORDS, 6, tie_weights=tied, mask_zero=True, name="words", dtype=dtype
+        WORDS, 6, tie_weights=tied, mask_zero=True, name="words"
     )
     heads = kl.EinsumDense(
         "abc,cde->abde",
@@ -25,29 +25,22 @@ def words(tied=True, dtype=None, is_plain=False, lora=False):
         bias_axes="de",
         activation="gelu",
         name="heads",
-        dtype=dtype,
     )
-    down = kl.EinsumDense(
-        "...xz,xzy->...y", (6,), bias_axes="y", name="down", dtype=dtype
-    )
+    down = kl.EinsumDense("...xz,xzy->...y", (6,), bias_axes="y", name="down")
     mixed = kl.Dense(
         6,
         "sigmoid",
-        kernel_regularizer=None if is_plain else "l2",
-        activity_regularizer=None if is_plain else "l1",
+        kernel_regularizer="l2",
+        activity_regularizer="l1",
         name="mixed",
-        dtype=dtype,
     )
-    last = kl.Dense(6, "softmax", name="last", dtype=dtype)
+    last = kl.Dense(6, "softmax", name="last")
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = table(tokens)
     for layer in (heads, down, mixed, last):
         layer.supports_masking = True
         x = layer(x)
-    model = keras.Model(tokens, table(x, reverse=True))
-    for layer in (heads, down, mixed) if lora else ():
-        layer.enable_lora(2)
-    return model
+    return keras.Model(tokens, table(x, reverse=True))
 
 
 SHARDS = {"words": 2, "heads": 2, "down": 2, "mixed": 2, "last": 2}
@@ -93,30 +86,12 @@ def assert_close(found, expected, limit=1e-10):
     [
         (True, {}),
         (True, {"shards": {"words": names(8)[4:7], "mixed": names(8)[5:]}}),
-        *(
-            pytest.param(*way, marks=pytest.mark.slow)
-            for way in (
-                (False, {"schedule": "1f1b", "remat": "always"}),
-                (True, {"remat": "offload", "schedule": "zero_bubble"}),
-                (False, {"weights_on": "host"}),
-                (True, {"m": 1}),
-                (True, {"k": 4, "schedule": "breadth_first"}),
-                (False, {"remat": 0.5, "trial": "error", "remat_groups": 1}),
-            )
-        ),
     ],
 )
 def test_language_model_is_that_of_keras(tied, arguments):
     assert_close(
         fitted(pipeline(words(tied), **arguments)), fitted(words(tied))
     )
-
-
-@pytest.mark.slow
-def test_layers_with_lora_are_those_of_keras():
-    expected = fitted(words(is_plain=True, lora=True))
-    found = fitted(pipeline(words(is_plain=True, lora=True)))
-    assert_close(found, expected, 1e-5)
 
 
 def test_devices_get_their_columns_alone():
@@ -140,20 +115,6 @@ def _operations(model):
     data = tf.constant(x[:6]), tf.constant(y[:6])
     graph = function.get_concrete_function(data).graph
     return graph.get_operations()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-@pytest.mark.filterwarnings("ignore:.*an input with a mask")
-def test_files_know_no_shards(tmp_path):
-    path = tmp_path / "model.keras"
-    model = pipeline(words())
-    fitted(model)
-    model.save(path)
-    expected = fitted(model, model.optimizer)
-    for shards in (None, {}, {"words": names(8)[3:7]}):
-        same = tfgpipe.load_model(path, shards=shards)
-        assert_close(fitted(same, same.optimizer), expected)
 
 
 def test_program_has_shards_beside_each_other():

@@ -204,7 +204,10 @@ def test_fit_in_float64_equals_keras(case):
 
 FEATURED = [*dealt_features()]
 REPLICATED = [
-    Case("dense", 2, 2, feature="head in parts", replicas=2),
+    *(
+        Case("dense", 2, 2, feature=feature, replicas=2, epochs=2)
+        for feature in ("eagerly", "head in parts", "several steps")
+    ),
     *(
         Case("synchronized", 2, 4, feature=feature, replicas=2)
         for feature in FEATURES
@@ -222,7 +225,7 @@ DRAWING = [
     "case",
     [
         *slow(FEATURED, range(0, len(FEATURED), 17)),
-        *slow(REPLICATED, REPLICATED[1:2]),
+        *slow(REPLICATED, REPLICATED[3:4]),
         *slow(DRAWING, DRAWING[:1]),
     ],
 )

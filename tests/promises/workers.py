@@ -74,23 +74,6 @@ class Worker:
         self.pipe.close()
 
 
-class Runner:
-    """Runs one case after the other in a process."""
-
-    def __init__(self) -> None:
-        self.worker = Worker()
-
-    def __call__(self, case: Case) -> Outcome:
-        if self.worker.is_worn:
-            self.worker.stop()
-            self.worker = Worker()
-        self.worker.send((0, case))
-        if self.worker.pipe.poll(LIMIT):
-            return self.worker.receive()[0]
-        self.worker.stop()
-        return HANGS
-
-
 def run_all(
     jobs: Iterable[Job], num_workers: int
 ) -> Iterator[tuple[Job, Outcome, float]]:

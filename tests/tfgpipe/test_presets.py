@@ -11,8 +11,7 @@ import tiny_presets
 from keras_hub import models
 
 import tfgpipe
-from tfgpipe import internals, large_models
-from tfgpipe.devices import placement
+from tfgpipe import internals
 
 CPUS = ["CPU:1", "CPU:2"]
 SHARD = 10e3 / 2**30  # bytes of a shard, in the unit of `save_to_preset`
@@ -57,69 +56,6 @@ def test_preset_that_is_converted_is_loaded(tmp_path):
     assert held == {*CPUS}
     for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_large_weights_are_sent_by_a_few_rows(
-    folders, tmp_path, monkeypatch, dtype
-):
-    """From presets, files of weights and checkpoints."""
-    task = models.LlamaCausalLM.from_preset(
-        str(folders / "whole"), preprocessor=None, dtype=dtype
-    )
-    task.save_to_preset(tmp_path / dtype)
-    monkeypatch.setattr(placement, "_PIECE", 100)  # bytes
-    sent = []
-    assign_rows = placement.assign_rows
-
-    def noted(storage, read):
-        sent.append(0)
-
-        def counted(rows):
-            sent[-1] += 1
-            return read(rows)
-
-        return assign_rows(storage, counted)
-
-    monkeypatch.setattr(placement, "assign_rows", noted)
-    pipeline = load(tmp_path / dtype, num_micro_batches=2, dtype=dtype)
-    pipeline.compile(keras.optimizers.SGD(0.0), "mse", weighted_metrics=None)
-    ids = np.ones((2, 4), "int32")
-    pipeline.fit(
-        {"token_ids": ids, "padding_mask": ids},
-        np.zeros((2, 4, 60)),
-        callbacks=[tfgpipe.callbacks.Checkpoint(tmp_path / "checkpoints")],
-        verbose=0,
-    )
-    pipeline.save_weights(tmp_path / "a.weights.h5")
-    readers = {
-        "preset": lambda: None,
-        "weights": lambda: pipeline.load_weights(tmp_path / "a.weights.h5"),
-        "checkpoint": lambda: tfgpipe.restore(
-            pipeline, tmp_path / "checkpoints"
-        ),
-    }
-    for name, read in readers.items():
-        if name != "preset":
-            sent.clear()
-            for weight in pipeline.weights:
-                weight.assign(weight * 0 - 1)
-        read()
-        assert max(sent) > 10, name
-        for a, b in zip(task.weights, pipeline.model.weights, strict=True):
-            np.testing.assert_array_equal(a.numpy(), b.numpy(), name)
-
-
-@pytest.mark.filterwarnings("ignore:Skipping")
-def test_device_that_is_full_is_not_passed_over(folders, monkeypatch):
-    """Keras warns, and goes on with the next weight."""
-
-    def fail(variable, value):
-        raise MemoryError("full")
-
-    monkeypatch.setattr(large_models, "assign_in_pieces", fail)
-    with pytest.raises(MemoryError, match="full"):
-        load(folders / "whole")
 
 
 def test_loading_leaves_seeds_and_names_as_keras_does(folders):

@@ -6,12 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import called, step_graph, tasks, types
+from graphs import step_graph, tasks
 from keras import layers as kl
 from quick import quick
 
 import tfgpipe
-from tfgpipe import internals
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES, devices_of_cells
 
 REMAT = ("always", "except_last", "never")
@@ -141,59 +140,6 @@ def test_devices_hold_as_many_micro_batches_as_the_schedule_says(name):
     assert set(now.values()) == {0}
     if name in ("1f1b", "zero_bubble"):  # and not 8 each, as gpipe
         assert expected == [4, 3, 2, 1]
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_device_has_the_boundaries_of_what_it_holds(schedule):
-    """In the graph: what a forward task takes, a later task takes again."""
-    layers = [kl.Dense(4, "tanh") for _ in range(3)]
-    graph = graph_of(
-        layers,
-        3,
-        8,
-        ones(16, 4),
-        ones(16, 4),
-        schedule=schedule,
-        remat="always",
-    )
-    for k in range(1, 3):
-        own = [op for op in tasks(graph) if op.device.endswith(f"CPU:{k}")]
-        forward = [op for op in own if called(op) == called(own[0])]
-        assert len(forward) == 8
-        before = [
-            op for op in tasks(graph) if op.device.endswith(f"CPU:{k - 1}")
-        ]
-        alive = most = 0
-        last_use = {}
-        for place, op in enumerate(own):
-            for t in op.inputs:
-                if t.op in before:
-                    last_use[t.ref()] = place
-        for place, op in enumerate(own):
-            taken = {t.ref() for t in op.inputs if t.op in before}
-            alive += len(taken) if op in forward else 0
-            most = max(most, alive)
-            alive -= sum(last_use[t] == place for t in taken)
-        assert most == (8 if schedule == "gpipe" else 3 - k)
-
-
-def test_rows_that_are_not_known_are_counted_without_running_layers():
-    """A loss is divided by them before the last forward task."""
-
-    def products(rows):
-        layers = [kl.Dense(4) for _ in range(4)]
-        model = tfgpipe.GPipe(layers, 2, 2, schedule="1f1b")
-        model.compile("sgd", "mse")
-        spec = tf.TensorSpec([rows, 4])
-        model.build_for((spec, spec))
-        step = tf.function(model.train_step, autograph=False)
-        graph = step.get_concrete_function((spec, spec)).graph
-        functions = [
-            internals.function_graph(op, called(op)) for op in tasks(graph)
-        ]
-        return [types(function).count("MatMul") for function in functions]
-
-    assert products(None) == products(8)
 
 
 # -------------------------------------------------------- re-materialisation

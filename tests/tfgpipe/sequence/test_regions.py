@@ -3,15 +3,12 @@
 import collections
 
 import keras
-import numpy as np
 import pytest
 from device_names import names
-from graphs import step_graph
 from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.graphs import Repeat
-from tfgpipe.graphs.cut import GraphCutter
 from tfgpipe.sequence import regions
 
 
@@ -132,52 +129,3 @@ def test_no_micro_batch_is_an_exception(no_least):
     assert {*always} == {"always"}
     only = compiled(pipeline(3, m=1)).built_for("a test").remat.rules
     assert {*only} == {"except_last"}
-
-
-@pytest.fixture
-def cut(monkeypatch):
-    """Notes the functions that are cut out for XLA."""
-    functions = []
-    cut_one = GraphCutter.function
-
-    def noting(self, *args, **kwargs):
-        function = cut_one(self, *args, **kwargs)
-        if self._options.get("jit_compile"):  # not those of an update
-            functions.append(function)
-        return function
-
-    monkeypatch.setattr(GraphCutter, "function", noting)
-    return functions
-
-
-@pytest.mark.parametrize("remat", ["except_last", "never"])
-def test_functions_are_as_many_for_more_blocks_and_cells(remat, no_least, cut):
-    """Forward and backward of: what is before, a region, what is behind."""
-    x = np.zeros((8, 4), "float32")
-    for count, k in ((2, 1), (6, 2)):
-        cut.clear()
-        model = compiled(pipeline(count, k=k, m=4, remat=remat, trial="off"))
-        step_graph(model, x, x[:, :3])
-        assert len(cut) == 6
-
-
-@pytest.mark.parametrize("remat", ["except_last", "never"])
-def test_bits_do_not_hang_on_the_number_of_cells(remat, no_least, float64):
-    x, y = np.random.default_rng(0).standard_normal((2, 8, 4))
-
-    def trained(model):
-        for _ in range(3):
-            model.train_on_batch(x, y[:, :3])
-        return model.get_weights()
-
-    found = []
-    for k in (1, 2, 3):
-        keras.utils.set_random_seed(1)
-        model = compiled(pipeline(k=k, m=4, remat=remat, trial="off"))
-        found.append(trained(model))
-    keras.utils.set_random_seed(1)
-    expected = trained(compiled(keras.Sequential(layers()), False))
-    for a, b, c, plainly in zip(*found, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(a, c)
-        np.testing.assert_allclose(a, plainly, rtol=1e-10, atol=1e-12)

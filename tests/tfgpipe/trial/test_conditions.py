@@ -7,7 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 from keras import ops
-from trial_fuzz import said_of
+from tried import said_of
 
 LARGE = 1e9
 

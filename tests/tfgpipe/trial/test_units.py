@@ -6,7 +6,7 @@ import keras
 import pytest
 from every_layer import USES
 from keras import layers as kl
-from trial_fuzz import tried
+from tried import tried
 
 import tfgpipe
 from tfgpipe.trial import MIXES_ROWS, ROW_BY_ROW, units
