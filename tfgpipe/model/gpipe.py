@@ -106,7 +106,7 @@ class GPipe(Saving, Rehearsals, OwnSteps):
     applied once for the mini-batch: loss, metrics and weights are those of
     `keras.Sequential(layers)`.
 
-    Args:
+    Args: What every user sets
         layers: Keras layers, each called on the outputs of the one before, any
             nest of tensors; or a functional model; or a `keras.Sequential`. An
             item may be a pair (layer, cost), where the cost is a number or a
@@ -124,8 +124,15 @@ class GPipe(Saving, Rehearsals, OwnSteps):
             as the schedule needs for K cells. Defaults to the first of the
             accelerators: TPUs, or GPUs, or else CPUs; in the scope of a
             `PipelineStrategy`, to those of the strategy.
+
+    Args: How the model is cut, and in which order it runs
         layers_per_cell: How many layers each cell has. By default the cells
             are balanced by cost.
+        costs: By what cells are balanced, if no layer has a cost of its own:
+            "flops", as above; what `tfgpipe.profile` measured of these layers,
+            in seconds for the largest of its micro-batches; "bytes", of their
+            weights, gradients and slots (Adam's) and of what the backward pass
+            keeps of one row; or a list of numbers, one a layer.
         schedule: The order of the tasks on each device: "gpipe", "1f1b",
             "interleaved", "breadth_first", "zero_bubble", "zero_bubble_2p",
             "zero_bubble_v", "v_half", "v_min", "dualpipe_v", a `Schedule`, or
@@ -134,6 +141,8 @@ class GPipe(Saving, Rehearsals, OwnSteps):
             the number of devices D, and cell k is on device k modulo D. Under
             those with a v, K is 2 D, and cell k is on device k, or 2 D - 1 - k
             from k = D on.
+
+    Args: How a device holds less
         remat: Which micro-batches the backward pass computes again instead of
             keeping their activations: "always", "never", or "except_last", all
             but the one whose backward pass comes first. "offload" keeps all,
@@ -156,26 +165,6 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         gradient_dtype: Dtype in which the gradients of weights are summed over
             micro-batches, such as "bfloat16" to halve the memory of the sums.
             None for that of each weight.
-        skip_nonfinite: Whether a mini-batch with a loss or a gradient that is
-            not finite changes nothing: no weight, slot, state, seed or metric,
-            and no iteration is counted. Nor one whose gradients have squares
-            that are not, or that would make state infinite. `fit`'s logs get
-            `skipped_steps`, the number of those in the epoch. A loss scale is
-            lowered all the same.
-        skip_outliers: From when on a mini-batch that is finite changes nothing
-            either: if its loss, the norm of its gradients, or that of what it
-            changes of state, is so many times as far above the median of the
-            last 128 mini-batches as their 90% quantile is. 10, say. Logs get
-            `outlier_steps`. None for never.
-        costs: By what cells are balanced, if no layer has a cost of its own:
-            "flops", as above; what `tfgpipe.profile` measured of these layers,
-            in seconds for the largest of its micro-batches; "bytes", of their
-            weights, gradients and slots (Adam's) and of what the backward pass
-            keeps of one row; or a list of numbers, one a layer.
-        trial: What happens where a layer treats a mini-batch otherwise than
-            its micro-batches, which is tried before the first step: "warn",
-            "error", or "off", which says nothing. Layers are tried all the
-            same: it tells which slices of sparse gradients belong to rows.
         weights_on: Where weights are, frozen ones too, with what the optimizer
             keeps of them and its update: on the "devices" of their cells; on
             the "host", in its memory; or the name of a device. They are sent to
@@ -190,6 +179,23 @@ class GPipe(Saving, Rehearsals, OwnSteps):
             heads, `MultiHeadAttention` without dropout. The weights stay whole
             in the host's memory, with what the optimizer keeps of them and its
             update; their columns are sent when a step begins. Not for TPUs.
+
+    Args: What is trained, and what is told
+        skip_nonfinite: Whether a mini-batch with a loss or a gradient that is
+            not finite changes nothing: no weight, slot, state, seed or metric,
+            and no iteration is counted. Nor one whose gradients have squares
+            that are not, or that would make state infinite. `fit`'s logs get
+            `skipped_steps`, the number of those in the epoch. A loss scale is
+            lowered all the same.
+        skip_outliers: From when on a mini-batch that is finite changes nothing
+            either: if its loss, the norm of its gradients, or that of what it
+            changes of state, is so many times as far above the median of the
+            last 128 mini-batches as their 90% quantile is. 10, say. Logs get
+            `outlier_steps`. None for never.
+        trial: What happens where a layer treats a mini-batch otherwise than
+            its micro-batches, which is tried before the first step: "warn",
+            "error", or "off", which says nothing. Layers are tried all the
+            same: it tells which slices of sparse gradients belong to rows.
         name: Name of the model.
 
     Raises:
