@@ -51,7 +51,6 @@ PAGES = [
     "docs/memory.md",
     "docs/models.md",
     "docs/own_steps.md",
-    "docs/performance.md",
     "docs/planning.md",
     "docs/results.md",
     "docs/saving.md",
@@ -88,7 +87,6 @@ TABLES = [
     "docs/measurements_memory.md",
     "docs/measurements_peers.md",
     "docs/models.md",
-    "docs/performance.md",
     "docs/results.md",
 ]
 COMMANDS = {
