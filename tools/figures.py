@@ -69,12 +69,29 @@ def with_tables(text: str) -> str:
 
 
 def markdown(figure: dict[str, Any]) -> str:
-    """Returns a table for a page and its caption, quartiles left out."""
-    columns = figure["columns"]
-    shown = [i for i, name in enumerate(columns) if name not in _HIDDEN]
-    lines = [columns, ["---"] * len(columns), *figure["rows"]]
+    """Returns a table for a page and its caption, quartiles left out.
+
+    The caption says what is the same in all rows.
+    """
+    columns, rows = figure["columns"], figure["rows"]
+    same = [
+        i
+        for i, cells in enumerate(zip(*rows))
+        if len(rows) > 1 and len(set(cells)) == 1
+    ]
+    shown = [
+        i
+        for i, name in enumerate(columns)
+        if name not in _HIDDEN and i not in same
+    ]
+    lines = [columns, ["---"] * len(columns), *rows]
     table = [f"| {' | '.join(line[i] for i in shown)} |" for line in lines]
-    words = [figure["title"], *figure["notes"]]
+    fixed = [
+        f"{name}: {rows[0][i]}"
+        for i, name in enumerate(columns)
+        if i in same and name not in _HIDDEN
+    ]
+    words = [figure["title"], ", ".join(fixed), *figure["notes"]]
     words.append(f"Measured at `{figure['commit']}`")
     caption = ". ".join(text.rstrip(".") for text in words if text)
     return "\n".join([*table, "", f"{caption}.", ""])
