@@ -33,6 +33,7 @@ from tfgpipe.schedules import (
     search,
 )
 from tfgpipe.sequence import (
+    Source,
     check_supported,
     region_bounds,
     source_of,
@@ -572,7 +573,7 @@ class GivenCosts:
         problems: What is wrong.
     """
 
-    def __init__(self, costs: Any, source: Any):
+    def __init__(self, costs: Any, source: Source):
         self.source, self._given = source, costs
         self.problems: list[str] = []
         self.profile = costs if isinstance(costs, Profile) else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -46,8 +46,12 @@ _TINY = 0.1
 
 _MOST_SCALES = 20  # of the loss: from 2^15 to under 1
 
-# Gradients, or None, and their weights.
-Gradients = Sequence[tuple[Any, keras.Variable]]
+# Inputs, labels and weights of the rows: nests of tensors.
+MiniBatchData = tuple[Any, Any, Any]
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+
+Gradients = Sequence[tuple[Gradient, keras.Variable]]
 
 # Values of variables, by their ids.
 Values = Mapping[int, Any]
@@ -117,7 +121,7 @@ def check(
                 return _compared(model, data, on_devices, put_back)
 
 
-def _rehearsed(model: Any, data: tuple[Any, Any, Any]) -> Rehearsal:
+def _rehearsed(model: GPipe, data: MiniBatchData) -> Rehearsal:
     """Runs a step by layers, after as many as a loss scale needs."""
     optimizer = model.optimizer
     has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -132,14 +136,14 @@ def _rehearsed(model: Any, data: tuple[Any, Any, Any]) -> Rehearsal:
     return rehearsal
 
 
-def _packed(data: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+def _packed(data: MiniBatchData) -> tuple[Any, ...]:
     packed = keras.utils.pack_x_y_sample_weight(*data)
     return packed if isinstance(packed, tuple) else (packed,)
 
 
 def _compared(
-    model: Any,
-    data: tuple[Any, Any, Any],
+    model: GPipe,
+    data: MiniBatchData,
     on_devices: Rehearsal,
     put_back: Callable[[], None],
 ) -> Report:
@@ -192,7 +196,7 @@ def _are_finite(tensors: Sequence[tf.Tensor]) -> bool:
 
 def _compare_layers(
     tally: Tally,
-    model: Any,
+    model: GPipe,
     on_devices: Rehearsal,
     on_host: Rehearsal,
     places: Places,
@@ -244,7 +248,7 @@ def _compare_layers(
 
 
 def _compare_rows(
-    tally: Tally, model: Any, x: Any, on_devices: Rehearsal
+    tally: Tally, model: GPipe, x: Any, on_devices: Rehearsal
 ) -> None:
     """Has a trial compare parts of a mini-batch with the whole."""
     batch = on_devices.batch
@@ -288,7 +292,7 @@ def _documented(section: Section) -> list[str]:
     ] * draws
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: GPipe) -> None:
     if not isinstance(model, GPipe):
         kind = type(model).__name__
         raise ValueError(
@@ -321,7 +325,7 @@ def _check_model(model: Any) -> None:
 
 def _as_tensors(
     x: Any, y: Any, sample_weight: Any, is_split: bool
-) -> tuple[Any, Any, Any]:
+) -> MiniBatchData:
     """One mini-batch, checked before any work."""
     x, y = inputs.as_tensors(x, y)
     _, sample_weight = inputs.as_tensors(x, sample_weight)
@@ -342,13 +346,13 @@ class KerasStep(NamedTuple):
     """
 
     total: tf.Tensor
-    gradients: list[Any]
+    gradients: list[Gradient]
     limit: float
     assigned: Values
 
 
 def _run_keras(
-    model: Any, data: tuple[Any, Any, Any], rehearsal: Rehearsal
+    model: GPipe, data: MiniBatchData, rehearsal: Rehearsal
 ) -> KerasStep:
     """Has Keras run the micro-batches, and the loss of the mini-batch.
 
@@ -437,7 +441,7 @@ def _joined(outputs: Sequence[Any]) -> Any:
 
 
 def _loss(
-    model: Any, data: tuple[Any, Any, Any], y_pred: Any, losses: list[Any]
+    model: GPipe, data: MiniBatchData, y_pred: Any, losses: list[tf.Tensor]
 ) -> tf.Tensor:
     x, y, sample_weight = data
     penalties = [
@@ -451,14 +455,14 @@ def _loss(
         )
 
 
-def _as_array(tensor: Any) -> np.ndarray:
+def _as_array(tensor: tf.Tensor) -> np.ndarray:
     wide = "float64" if is_continuous(tensor) else None
     return np.asarray(tensor, wide)
 
 
 def _assigned(
-    model: Any, batch: MiniBatch, after: Sequence[Values]
-) -> dict[int, Any]:
+    model: GPipe, batch: MiniBatch, after: Sequence[Values]
+) -> dict[int, np.ndarray]:
     """Returns what becomes of variables, by the rules of `state/rules.py`.
 
     `after` are their values after each micro-batch.
@@ -467,9 +471,9 @@ def _assigned(
     shares = [sizes.size(m) / sizes.num_rows for m in range(sizes.count)]
     metrics = {id(v) for v in batch.call.metric_state}
     trained = {id(use.variable) for use in traced.trained_uses}
-    assigned: dict[int, Any] = {}
+    assigned: dict[int, np.ndarray] = {}
 
-    def mean_of(values: Sequence[Any]) -> Any:
+    def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
         return sum(share * v for share, v in zip(shares, values))
 
     for variable, tensor in traced.new_state:
@@ -498,7 +502,7 @@ def _assigned(
 
 def _compare_keras(
     tally: Tally,
-    model: Any,
+    model: GPipe,
     on_host: Rehearsal,
     expected: KerasStep,
     places: Places,
@@ -548,15 +552,15 @@ class FitStep(NamedTuple):
         after: The same after the step.
     """
 
-    logs: Mapping[str, Any]
+    logs: Mapping[str, tf.Tensor]
     pairs: Gradients
     before: Mapping[int, np.ndarray]
     after: Mapping[int, np.ndarray]
 
 
-def _run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> FitStep:
+def _run_graph_step(model: GPipe, data: MiniBatchData) -> FitStep:
     """Trains on a mini-batch, as `fit` does without a step of a subclass."""
-    told: list[Any] = []
+    told: list[Gradients] = []
 
     def step(batch: Any) -> Any:
         with model.telling_gradients(told.append):
@@ -571,11 +575,11 @@ def _run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> FitStep:
     return FitStep(logs, [*zip(gradients, variables)], before, _values(model))
 
 
-def _values(model: Any) -> dict[int, np.ndarray]:
+def _values(model: GPipe) -> dict[int, np.ndarray]:
     return {id(v): v.numpy() for v in _variables(model)}
 
 
-def _variables(model: Any) -> list[keras.Variable]:
+def _variables(model: GPipe) -> list[keras.Variable]:
     return [
         *model.variables,
         *model.metrics_variables,
@@ -583,14 +587,14 @@ def _variables(model: Any) -> list[keras.Variable]:
     ]
 
 
-def _of_optimizer(model: Any) -> list[keras.Variable]:
+def _of_optimizer(model: GPipe) -> list[keras.Variable]:
     optimizer = model.optimizer
     return [*optimizer.variables, *internals.unlisted(optimizer)]
 
 
 def _compare_step(
     tally: Tally,
-    model: Any,
+    model: GPipe,
     step: FitStep,
     on_devices: Rehearsal,
     places: Places,
@@ -606,7 +610,7 @@ def _compare_step(
 
 def _compare_update(
     tally: Tally,
-    model: Any,
+    model: GPipe,
     places: Places,
     step: FitStep,
     assigned: Values,
@@ -675,7 +679,7 @@ class Places:
         rounding_of_sums: What is, in sums of gradients.
     """
 
-    def __init__(self, model: Any, on_devices: Rehearsal):
+    def __init__(self, model: GPipe, on_devices: Rehearsal):
         self._names: dict[int, str] = {}
         self._scales: dict[int, float] = {}
         # Of layers inside of others, the innermost has the variable.

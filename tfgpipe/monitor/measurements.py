@@ -82,7 +82,7 @@ def tokens_of_example(input_spec: Any) -> int | None:
     return first.shape[1] if is_ids else 0
 
 
-def flops_of_example(model: Any, input_spec: Any) -> float | None:
+def flops_of_example(model: keras.Model, input_spec: Any) -> float | None:
     """Returns the FLOPs of a forward pass of one example.
 
     The model is built; `input_spec` describes the data. None, with a

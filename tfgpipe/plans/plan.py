@@ -55,7 +55,12 @@ from tfgpipe.plans.workload import (
 )
 from tfgpipe.profiles import LayerSeconds, Profile, aligned
 from tfgpipe.schedules import CHUNKS, SCHEDULES, devices_for
-from tfgpipe.sequence import region_bounds, source_of, too_many_cells
+from tfgpipe.sequence import (
+    Source,
+    region_bounds,
+    source_of,
+    too_many_cells,
+)
 
 _MIB = 2**20
 
@@ -134,22 +139,22 @@ class Plan:
             device_bytes: The most that each device has held; none if not
                 measured.
         """
-        found = []
+        told = []
         if step_seconds is not None:
             planned = self.step_seconds
-            found.append(
+            told.append(
                 f"a step takes {step_seconds:.3g} s, {planned:.3g} s planned "
                 f"({step_seconds / planned - 1:+.0%})"
             )
         if device_bytes:
             held, most = max(device_bytes), max(self.device_bytes)
-            found.append(
+            told.append(
                 f"the fullest device held {_mib(held)}, {_mib(most)} planned "
                 f"({held / most - 1:+.0%})"
             )
         else:
-            found.append("the bytes of these devices are not counted")
-        return f"The plan, and what was measured: {'; '.join(found)}."
+            told.append("the bytes of these devices are not counted")
+        return f"The plan, and what was measured: {'; '.join(told)}."
 
     def strategy(self) -> PipelineStrategy:
         """A new strategy of the plan's replicas, on the plan's devices."""
@@ -441,7 +446,7 @@ def machine_here() -> Machine | None:
     return machine_named(names.pop()) if len(names) == 1 else None
 
 
-def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
+def _devices(devices: object) -> tuple[tuple[str, ...], bool]:
     """Names of all devices, and whether they were given."""
     if isinstance(devices, (list, tuple)) and devices:
         checked = CellDevices([*devices], None, 1, "gpipe")
@@ -653,9 +658,10 @@ class SizedModel(NamedTuple):
     devices: tuple[str, ...] = ()
 
     @property
-    def source(self) -> Any:
+    def source(self) -> Source:
         """The source of the layers."""
-        return self.placed.source
+        source: Source = self.placed.source
+        return source
 
     @property
     def keys(self) -> list[str]:
@@ -724,7 +730,7 @@ class SizedModel(NamedTuple):
 
 
 def sized(
-    source: Any, inputs: Any, optimizer: Any, devices: Sequence[str] = ()
+    source: Source, inputs: Any, optimizer: Any, devices: Sequence[str] = ()
 ) -> SizedModel:
     """Returns what each layer needs, without allocating any of it.
 
@@ -742,7 +748,7 @@ def sized(
     )
 
 
-def _checked_inputs(source: Any, inputs: Any) -> Any:
+def _checked_inputs(source: Source, inputs: Any) -> Any:
     """Returns the inputs of the first layer, of known sizes but for rows."""
     declared = source.input_spec
     spec = declared if inputs is None else inputs

@@ -31,8 +31,8 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -362,7 +362,7 @@ class Workload:
         regions_of: Callable[[int, bool], Sequence[int]] | None = None,
     ):
         self.regions_of = regions_of
-        self._known: dict[Any, list[list[CellNeeds]]] = {}
+        self._known: dict[Hashable, list[list[CellNeeds]]] = {}
         self.sizes = sizes
         self.rows = rows
         self._seconds = CellSeconds(

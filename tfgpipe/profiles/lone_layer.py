@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -107,7 +107,7 @@ class LayersAlone:
         """Returns whether a layer computes nothing."""
         return not self.tasks[k].part.gives
 
-    def alike(self, k: int) -> Any:
+    def alike(self, k: int) -> Hashable:
         """Returns a key that equal layers in equal places share."""
         return self.is_empty(k) or (
             id(self.tasks[k].functions),

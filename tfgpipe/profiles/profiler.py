@@ -22,7 +22,7 @@ import collections
 import platform
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -62,7 +62,7 @@ from tfgpipe.profiles.profile_record import (
     TaskSeconds,
     share_between_quartiles,
 )
-from tfgpipe.sequence import source_of
+from tfgpipe.sequence import Source, source_of
 
 
 def profile(
@@ -242,7 +242,7 @@ def _rows(nest: Any, sizes: Sequence[int]) -> dict[int, Any]:
     }
 
 
-def _as_taken(source: Any, x: Any) -> tuple[Any, Any]:
+def _as_taken(source: Source, x: Any) -> tuple[Any, Any]:
     """Data as the first step takes it, and what the layers are built for."""
     x = source.arranged(x)
     spec = source.input_spec
@@ -338,8 +338,8 @@ class Measuring:
         self._values = {
             n: x_of_rows.start for n, x_of_rows in self._models.items()
         }
-        self._timed: dict[Any, dict[int, LoneLayer]] = {}
-        self._seconds: dict[Any, dict[int, dict[str, Any]]] = {}
+        self._timed: dict[Hashable, dict[int, LoneLayer]] = {}
+        self._seconds: dict[Hashable, dict[int, dict[str, Any]]] = {}
         self._left = 0.98 * seconds
         self.call_seconds = self._nothing(0.02 * seconds)
 
@@ -404,7 +404,7 @@ class Measuring:
             for n in models
         )
 
-    def _alike(self, k: int) -> Any:
+    def _alike(self, k: int) -> Hashable:
         """Returns a key that layers share which are measured once."""
         return tuple(model.alike(k) for model in self._models.values())
 
@@ -431,7 +431,7 @@ class Measuring:
         return by_rows
 
 
-def _not_measured(name: str, received: Any, error: Exception) -> ValueError:
+def _not_measured(name: str, received: object, error: Exception) -> ValueError:
     words = [
         "The tasks of each layer must run by themselves to be measured. "
         f"Received: {name}, for inputs of shape {received}, and this "

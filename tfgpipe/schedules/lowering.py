@@ -57,7 +57,7 @@ def rule_of(text: str) -> Rule:
         return text
 
 
-def checked_rule(rule: Any) -> Rule:
+def checked_rule(rule: object) -> Rule:
     """A rule of `remat`, or a `ValueError` that says what it can be.
 
     Example:

@@ -232,7 +232,7 @@ def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
     )
 
 
-def _as_task(entry: Any, device: int, position: int) -> Task:
+def _as_task(entry: object, device: int, position: int) -> Task:
     """A task that the user wrote, checked on its own."""
     if type(entry) is Task and _is_right(entry):
         return entry

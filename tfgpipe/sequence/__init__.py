@@ -2,6 +2,7 @@
 
 from tfgpipe.sequence.regions import region_bounds
 from tfgpipe.sequence.source import (
+    Source,
     check_supported,
     is_task,
     items_from_config,
@@ -12,6 +13,7 @@ from tfgpipe.sequence.source import (
 from tfgpipe.sequence.steps import too_many_cells
 
 __all__ = [
+    "Source",
     "check_supported",
     "is_task",
     "items_from_config",

@@ -13,8 +13,10 @@ from tfgpipe.sequence.layer_list import LayerList, is_pair
 from tfgpipe.sequence.whole_model import GraphCall, WholeModel, has_graph
 from tfgpipe.state import is_synchronized
 
+Source = LayerList | WholeModel
 
-def source_of(layers: Any) -> LayerList | WholeModel:
+
+def source_of(layers: Any) -> Source:
     """Returns the source of layers, of a model, or of calls of `layers_of`.
 
     Each item may be a pair with its cost.

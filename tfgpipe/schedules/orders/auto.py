@@ -112,12 +112,12 @@ def search(
 
 
 def _checked(
-    durations: Any,
-    num_micro_batches: Any,
+    durations: object,
+    num_micro_batches: object,
     memory: Any,
-    sizes: Any,
-    devices: Any,
-    link: Any,
+    sizes: object,
+    devices: object,
+    link: object,
 ) -> UnequalCells:
     """The arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
