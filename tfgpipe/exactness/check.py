@@ -105,7 +105,8 @@ def check(
     """
     _check_model(model)
     is_split = model.num_micro_batches * model.num_replicas > 1
-    data = _as_tensors(x, y, sample_weight, is_split)
+    data = (*inputs.as_tensors(x, y), inputs.as_tensors(x, sample_weight)[1])
+    check_rows(*data, is_split)
     with (
         internals.outside_functions(),
         internals.without_strategy(),
@@ -321,16 +322,6 @@ def _check_model(model: GPipe) -> None:
             f"{together}. Make the model outside of the strategy's scope, or "
             "check it with synchronized=False."
         )
-
-
-def _as_tensors(
-    x: Any, y: Any, sample_weight: Any, is_split: bool
-) -> MiniBatchData:
-    """One mini-batch, checked before any work."""
-    x, y = inputs.as_tensors(x, y)
-    _, sample_weight = inputs.as_tensors(x, sample_weight)
-    check_rows(x, y, sample_weight, is_split)
-    return x, y, sample_weight
 
 
 # -------------------------------------------------------------------- Keras

@@ -129,8 +129,7 @@ class Tally:
     """Takes comparisons, one after the other, and makes the report of them."""
 
     def __init__(self) -> None:
-        self._counts = dict.fromkeys(KINDS, 0)
-        self._largest = dict.fromkeys(KINDS, 0.0)
+        self._differences: dict[str, list[float]] = {k: [] for k in KINDS}
         self._findings: list[Finding] = []
 
     def note(
@@ -142,23 +141,16 @@ class Tally:
         limit: float = 0.0,
         is_documented: bool = False,
     ) -> None:
-        """Takes a comparison, see `Finding`.
-
-        What differs by up to `limit` is rounding.
-        """
-        self._counts[kind] += 1
-        if difference > limit:
-            self._findings.append(
-                Finding(kind, where, difference, what, is_documented)
-            )
-        if not is_documented:
-            self._largest[kind] = max(self._largest[kind], difference)
+        """Takes a comparison, see `Finding`; up to `limit` is rounding."""
+        finding = Finding(kind, where, difference, what, is_documented)
+        self._findings += [finding] * (difference > limit)
+        self._differences[kind].append(0.0 if is_documented else difference)
 
     def report(self, title: str) -> Report:
-        """All comparisons and findings so far, as what the user gets."""
+        """Returns all comparisons and findings so far."""
         compared = [
-            Compared(kind, count, self._largest[kind])
-            for kind, count in self._counts.items()
-            if count
+            Compared(kind, len(differences), max(differences))
+            for kind, differences in self._differences.items()
+            if differences
         ]
         return Report(title, tuple(compared), tuple(self._findings))

@@ -389,7 +389,7 @@ def plan(
         replicas,
         None if limit is None else (1 - margin) * limit,
         known,
-        _have_host(model.devices),
+        not device_names.only_compiles(model.devices),  # which have no host
     )
     if setting is None:
         choices = fastest_settings(problem, NUM_CHOICES)
@@ -415,11 +415,6 @@ def plan(
         ratio = choices[0].step_seconds / guess
         basis += f", {ratio:.2g} times those from FLOPs on {known.name}"
     return Plan(tuple(choices), rows, names, are_given, limit, basis, margin)
-
-
-def _have_host(names: Sequence[str]) -> bool:
-    """Returns whether devices may have what they hold on a host."""
-    return not device_names.only_compiles(names)
 
 
 def _warn_of_guesses(profile: Profile, setting: Setting, rows: int) -> None:

@@ -31,7 +31,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -424,21 +424,13 @@ class Workload:
         `regions` are where those begin or end that XLA compiles. They are the
         groups, or if `num_groups` are asked for, these begin there.
         """
-        key = tuple(layers_per_cell), num_groups, head_parts, tuple(regions)
-        if key not in self._known:
-            self._known[key] = [*self._cells(*key)]
-        return self._known[key]
-
-    def _cells(
-        self,
-        layers_per_cell: tuple[int, ...],
-        num_groups: int | None,
-        head_parts: int,
-        regions: tuple[int, ...],
-    ) -> Iterator[list[CellNeeds]]:
-        start = 0
+        bounds = tuple(regions)
+        key = tuple(layers_per_cell), num_groups, head_parts, bounds
+        if key in self._known:
+            return self._known[key]
+        cells, start = [], 0
         for count in layers_per_cell:
-            sizes = self._groups(start, start + count, num_groups, regions)
+            sizes = self._groups(start, start + count, num_groups, bounds)
             groups = []
             for size in sizes:
                 groups.append(self.cell(start, start + size))
@@ -452,7 +444,9 @@ class Workload:
                 head = self.cell(start - of_head, start).as_head(head_parts)
                 is_whole = body[0] == body[1]
                 groups[-1:] = [*([] if is_whole else [self.cell(*body)]), head]
-            yield groups
+            cells.append(groups)
+        self._known[key] = cells
+        return cells
 
     def _groups(
         self,
