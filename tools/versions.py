@@ -20,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags, doing
 from tools.flags import define
+from tools.report import Table, columns
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -136,8 +137,13 @@ class Result(NamedTuple):
         return self.counts.get("passed", 0) > 0 and not bad
 
 
+def _output(*command: str | pathlib.Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout
+
+
 def find_python(version: str) -> str:
-    """The path of a Python."""
+    """Returns the path of a Python."""
     pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     candidates = [
         shutil.which(f"python{version}"),
@@ -145,16 +151,13 @@ def find_python(version: str) -> str:
     ]
     for path in filter(None, candidates):
         # A shim of pyenv is there for versions that are not.
-        tried = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, check=False
-        )
-        if tried.stdout.startswith(f"Python {version}."):
+        if _output(path, "--version").startswith(f"Python {version}."):
             return path
     raise Unavailable(f"there is no Python {version}")
 
 
 def make_environment(corner: Corner, folder: pathlib.Path) -> str:
-    """Installs tfgpipe and a corner's packages."""
+    """Installs tfgpipe and a corner's packages; returns its Python."""
     subprocess.run(
         [find_python(corner.python), "-m", "venv", folder], check=True
     )
@@ -184,19 +187,11 @@ def _install(python: str, arguments: list[str]) -> None:
 
 
 def versions_of(python: str) -> dict[str, str]:
-    """What an environment has: Python, and the packages that are shown."""
-    listed = subprocess.run(
-        [python, "-m", "pip", "list", "--format=freeze"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    lines = [line for line in listed.splitlines() if "==" in line]
-    pairs = (line.split("==", 1) for line in lines)
-    found = {name.replace("_", "-"): version for name, version in pairs}
-    version = subprocess.run(
-        [python, "--version"], capture_output=True, text=True, check=True
-    ).stdout.split()[1]
+    """Returns the versions of Python, and of the packages that are shown."""
+    listed = _output(python, "-m", "pip", "list", "--format=freeze")
+    found = dict(re.findall(r"^(\S+)==(\S+)$", listed, re.MULTILINE))
+    found = {name.replace("_", "-"): found[name] for name in found}
+    version = _output(python, "--version").split()[1]
     return {"python": version, **{k: found[k] for k in SHOWN if k in found}}
 
 
@@ -247,28 +242,23 @@ def counts_in(output: str) -> dict[str, int]:
     }
 
 
-def row(name: str, result: Result) -> str:
-    """A line of the table, in Markdown."""
+def row(name: str, result: Result) -> dict[str, Any]:
+    """Returns a row of the table."""
     versions = result.versions
-    cells = [
-        name,
-        versions["python"],
-        versions.get("tensorflow") or versions.get("tf-nightly", "-"),
-        versions.get("keras-nightly") or versions.get("keras", "-"),
-        versions.get("numpy", "-"),
-        *(
-            str(result.counts.get(what, 0))
-            for what in ("passed", "failed", "skipped")
-        ),
-        f"{result.seconds:.0f} s",
-    ]
-    return f"| {' | '.join(cells)} |"
+    return {
+        "corner": name,
+        **versions,
+        "tensorflow": versions.get("tensorflow", versions.get("tf-nightly")),
+        "keras": versions.get("keras-nightly", versions.get("keras")),
+        **dict.fromkeys(("passed", "failed", "skipped"), 0),
+        **result.counts,
+        "seconds": result.seconds,
+    }
 
 
-HEADING = (
-    "| corner | Python | TensorFlow | Keras | NumPy | passed | failed "
-    "| skipped | tests took |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+_COLUMNS = columns(
+    "corner | python: Python | tensorflow: TensorFlow | keras: Keras | "
+    "numpy: NumPy | passed | failed | skipped | seconds: tests took s: .0f"
 )
 
 
@@ -285,7 +275,7 @@ def _run(values: flags.FlagValues) -> None:
             f"{', '.join(unknown)}."
         )
     bad, left_out = [], []
-    print(HEADING, flush=True)
+    table = Table("versions", "", _COLUMNS)
     for name in values.corners:
         with tempfile.TemporaryDirectory(prefix="tfgpipe-") as folder:
             try:
@@ -298,9 +288,9 @@ def _run(values: flags.FlagValues) -> None:
                 continue
             with doing(f"testing with {name}"):
                 result = run_tests(python, values.tests, values.jobs)
-        print(row(name, result), flush=True)
+        table.rows.append(row(name, result))
         bad += [] if result.is_good else [name, *result.failures]
-    print("", *left_out, *bad, sep="\n")
+    print(table.markdown(), "", *left_out, *bad, sep="\n")
     if bad:
         raise SystemExit(1)
 

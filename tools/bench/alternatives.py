@@ -5,7 +5,8 @@ from the same weights. All have the same cores, cut into two devices or whole.
 Keras on JAX runs in the Python of $JAX_PY, which needs jax and keras alone.
 
 `lines`: of a program, that change. `weights and slots`: of the device that has
-most. `peak`: of a step, above what the process of all devices rests at.
+most. `peak`: of a step, above what the process of all devices rests at, in a
+run of its own in which freed memory goes back at once.
 `losses`, `weights`: the largest difference from plain Keras on TensorFlow, of
 losses relative to them, of the weights after three steps.
 """
@@ -33,7 +34,8 @@ define(FLAGS, small=(False, "Small models."))
 COLUMNS = columns(
     "model | way | lines | held_mib: weights and slots MiB: .1f | "
     "peak_mib: peak MiB: .0f | loss_difference: losses differ by: .0e | "
-    "difference: weights by: .0e | ratio: step / Keras: .2f"
+    "difference: weights by: .0e | ratio: step / Keras: .2f | "
+    "cpu_ratio: CPU seconds / Keras: .2f"
 )
 _M = 4  # micro-batches, and gradients that are accumulated
 # What is recomputed: blocks, or all layers where there are none.
@@ -53,7 +55,10 @@ _LINES = [0, 1, 3, 1, 8]
 def run(values: flags.FlagValues, report: Report) -> None:
     """Runs the cases that have no result, and shows all that have."""
     table = report.add(Table("alternatives", "", COLUMNS))
-    cases = [case for model in _REMAT for case in _cases(model, values)]
+    cases: list[Case] = []
+    for model in _REMAT:
+        ways = _cases(model, values)
+        cases += [*ways, *map(_exact, ways)]
     fill(table, cases, values, _rows)
     table.title = f"Mini-batches of {cases[0].rows} rows; {table.title}"
 
@@ -85,6 +90,11 @@ def _cases(model: str, values: flags.FlagValues) -> list[Case]:
     ]
 
 
+def _exact(case: Case) -> Case:
+    """Returns the case in which bytes are measured."""
+    return dataclasses.replace(case, is_exact=True, keep="", rounds=1, steps=1)
+
+
 def _name(case: Case) -> str:
     if case.library == "gpipe":
         return f"tfgpipe, K = {case.k}, M = {case.m}"
@@ -96,19 +106,23 @@ def _name(case: Case) -> str:
 
 def _rows(cases: list[Case], results: Results) -> list[dict[str, Any]]:
     rows = []
+    cases = [case for case in cases if not case.is_exact]
     for index, case in enumerate(cases):
         way = index % len(_LINES)
         plain = cases[index - way]
-        result, base = results.result_of(case), results.result_of(plain)
-        if not (result and base):
+        result, base, memory = map(
+            results.result_of, (case, plain, _exact(case))
+        )
+        if not (result and base and memory):
             continue
         row = {"model": case.model, "way": _name(case), "lines": _LINES[way]}
-        if "error" in result:
-            row["way"] += f": {result['error']}"
+        if error := result.get("error") or memory.get("error"):
+            row["way"] += f": {error}"
         else:
             row["held_mib"] = result["held_mib"]
-            row["peak_mib"] = result["mib"][0]
+            row["peak_mib"] = memory["mib"][0]
             row["ratio"] = result["step_s"] / base["step_s"]
+            row["cpu_ratio"] = result["cpu_s"] / base["cpu_s"]
             row |= _differences(case, plain, result, base)
         rows.append(row)
     return rows

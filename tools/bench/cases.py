@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tools.bench.case_worker import NO_MEMORY, Case
+from tools.bench.memory_worker import EXACT_MEMORY
 from tools.bench.step_worker import Worker
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -139,6 +140,8 @@ def _started(case: Case) -> Worker:
         environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         flag = f"--xla_force_host_platform_device_count={case.k}"
         environment["XLA_FLAGS"] = flag
+    if case.is_exact:
+        environment |= EXACT_MEMORY
     words = ["-m", "tools.bench.case_worker"]
     words.append(json.dumps(dataclasses.asdict(case)))
     return Worker([python, *words], environment)

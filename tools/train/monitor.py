@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 import keras
-import tensorflow as tf
 
 from tfgpipe.monitor import EventLog
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from tools.train.trainer import Trainer
 
 _EVERY = 50  # updates from one writing to the next
-_SCALARS = "scalars"  # what TensorBoard calls them
 
 
 class Monitor(keras.callbacks.Callback):
@@ -100,27 +98,6 @@ class Monitor(keras.callbacks.Callback):
                 f"loss {logs.get('loss', float('nan')):.4g}, "
                 f"{rate:,.2f} steps/s"
             )
-
-
-def read_log(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
-    """Reads all scalars of a folder: for each name its steps and values.
-
-    What a step that was done again says replaces what it said before.
-    """
-    found: dict[str, dict[int, float]] = {}
-    kinds: dict[str, str] = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        # A killed process may have left a file without an end.
-        records = tf.data.TFRecordDataset(str(path)).ignore_errors()
-        for record in records.as_numpy_iterator():
-            event = tf.compat.v1.Event.FromString(record)
-            for value in event.summary.value:
-                kind = value.metadata.plugin_data.plugin_name
-                kinds.setdefault(value.tag, kind)  # told the first time
-                if kinds[value.tag] == _SCALARS:
-                    number = float(tf.make_ndarray(value.tensor))
-                    found.setdefault(value.tag, {})[event.step] = number
-    return {name: sorted(points.items()) for name, points in found.items()}
 
 
 def _say(line: str) -> None:

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as kl
+from scalars import read_log
 from tiny import (
     Interrupt,
     assert_same,
@@ -22,7 +23,6 @@ from tfgpipe import callbacks, monitor, timeline
 from tfgpipe.callbacks import pipeline_monitor
 from tfgpipe.schedules import Task
 from tfgpipe.timeline import Event
-from tools.train.monitor import read_log
 
 MEASURED = {
     "bubble",

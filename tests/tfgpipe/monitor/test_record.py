@@ -5,10 +5,10 @@ import json
 
 import pytest
 import tensorflow as tf
+from scalars import read_log
 from simulated import events
 
 from tfgpipe.monitor import Record, chrome_trace
-from tools.train.monitor import read_log
 
 
 def values(folder):

@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
+from scalars import read_log
 from tiny import Interrupt
 
 import tfgpipe
@@ -27,7 +28,6 @@ from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
 from tools.train import command as train
 from tools.train import comparison, placement, trained_run
-from tools.train.monitor import read_log
 from tools.train.trainer import Trainer
 
 DEMO = "image.amoebanet_d_demo"

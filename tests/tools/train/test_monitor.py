@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 import runs
+from scalars import read_log
 from tiny import Interrupt
 
 from params import datasets
-from tools.train.monitor import Monitor, read_log
+from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
 
