@@ -139,26 +139,28 @@ class Tracer:
                 Defaults to all of them, on the device.
         """
         parts = parts_of(made, len(cells), indices)
-        if self._options.jit_compile:
-            check_compilable(parts)
-        else:
-            first = [names.device_types(cell.devices)[0] for cell in cells]
-            warn_of_host(parts, first)
         ways = ways or [(1.0, False)] * len(cells)
+        types = [names.device_types(cell.devices) for cell in cells]
+        keys = []
+        for part, on, way in zip(parts, types, ways, strict=True):
+            variables = [use.variable for use in part.uses]
+            replaced = [*map(gradient_sums.is_replaced, variables)]
+            keys.append(part_key(part, [*on, part.indices, replaced, *way]))
+        if self._options.jit_compile:
+            check_compilable(parts, keys)
+        else:
+            warn_of_host(parts, [on[0] for on in types])
         return [
-            CellTasks(part, self._functions_of(part, cell, *way))
-            for part, cell, way in zip(parts, cells, ways, strict=True)
+            CellTasks(part, self._functions_of(key, part, cell, *way))
+            for key, part, cell, way in zip(keys, parts, cells, ways)
         ]
 
     def _functions_of(
-        self, part: Part, cell: Cell, share: float, is_sent: bool
+        self, key: str, part: Part, cell: Cell, share: float, is_sent: bool
     ) -> CellFunctions:
         """Returns the functions of an equal part, or cuts them."""
-        types = names.device_types(cell.devices)
-        replaced = [gradient_sums.is_replaced(u.variable) for u in part.uses]
-        facts = [*types, part.indices, replaced, share, is_sent]
-        key = part_key(part, facts)
         if key not in self._functions:
+            types = names.device_types(cell.devices)
             self._functions[key] = CellFunctions(part, types, share, is_sent)
         functions = self._functions[key]
         if functions.kept_share > share:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import tensorflow as tf
 
@@ -43,15 +43,18 @@ class NotCompilable(ValueError):
         self.layer, self.cause = layer, cause
 
 
-def check_compilable(parts: Sequence[Part]) -> None:
+def check_compilable(parts: Sequence[Part], keys: Sequence[Hashable]) -> None:
     """Refuses a model that XLA cannot compile.
+
+    Of parts that have equal `keys`, the first tells of all.
 
     Raises:
         NotCompilable: With the layer, the operation, and the cause.
     """
+    unlike = [*dict(zip(reversed(keys), reversed(parts))).values()][::-1]
     operations = parts[0].whole.operations
     places = parts[0].whole.places
-    for part in parts:
+    for part in unlike:
         for name in sorted(
             part.forward | part.backward, key=places.__getitem__
         ):
@@ -59,7 +62,10 @@ def check_compilable(parts: Sequence[Part]) -> None:
             if kind != "Placeholder" and not internals.has_xla_kernel(kind):
                 cause = f"it runs {kind}, for which XLA has no kernel"
                 raise NotCompilable(_layer(part, name), cause)
-    refusal = _refusal(parts)
+    # A size that is not known may have to fit another one.
+    taken = [t for part in unlike for t in (*part.takes, *part.takes_back)]
+    knows_sizes = all(t.shape.is_fully_defined() for t in taken)
+    refusal = _refusal(unlike if knows_sizes else parts)
     if refusal is not None:
         name = next(iter(_NODE.findall(refusal)), "")
         raise NotCompilable(_layer(parts[0], name), _in_short(refusal))
@@ -95,26 +101,36 @@ def warn_of_host(parts: Sequence[Part], device_types: Sequence[str]) -> None:
 
 
 def _refusal(parts: Sequence[Part]) -> str | None:
-    """Returns XLA's words if it cannot translate the graph."""
-    traced, whole = parts[0].traced, parts[0].whole
-    inputs = [
-        op.outputs[0] for op in whole.operations if op.type == "Placeholder"
-    ]
-    if any(t.shape.rank is None or t.dtype == tf.resource for t in inputs):
-        return None  # XLA translates functions of tensors of a known rank
+    """Returns XLA's words if it cannot translate some parts of a graph."""
+    whole = parts[0].whole
     names = set().union(*(part.forward | part.backward for part in parts))
-    definition = whole.definition_of(names - {t.op.name for t in inputs})
-    gradients = [t for part in parts for t in tensors(part.dw)]
-    wanted = [t for t in (*traced.results, *gradients) if t.op.name in names]
-    results = list(dict.fromkeys(t.name for t in wanted))
+    operations = [op for op in whole.operations if op.name in names]
+    names = {op.name for op in operations if op.type != "Placeholder"}
+    inputs = {
+        t.name: t
+        for op in operations
+        for t in op.inputs
+        if t.op.name not in names
+    }
+    if any(
+        t.shape.rank is None or t.dtype == tf.resource for t in inputs.values()
+    ):
+        return None  # XLA translates functions of tensors of a known rank
+    definition = whole.definition_of(names)
+    results = {
+        t.name: None
+        for part in parts
+        for t in (*part.gives, *part.gives_back, *tensors(part.dw))
+        if t.op.name in names
+    }
 
     def function(*values: tf.Tensor) -> list[tf.Tensor]:
-        known = {t.name: value for t, value in zip(inputs, values)}
-        return internals.import_definition(definition, known, results)
+        known = dict(zip(inputs, values))
+        return internals.import_definition(definition, known, [*results])
 
     specs = [
         tf.TensorSpec([n or _SIZE for n in t.shape.as_list()], t.dtype)
-        for t in inputs
+        for t in inputs.values()
     ]
     with internals.outside_functions():
         return internals.xla_refusal(function, specs)
