@@ -119,7 +119,7 @@ class MiniBatch:
                 cells,
                 x,
                 self.micro_batches.count,
-                source.take_traced(),
+                source,
             )
             trial.tell()
         self._lookups_of_rows = trial.lookups_of_rows if trial else set()

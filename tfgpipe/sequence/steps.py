@@ -147,9 +147,12 @@ class Source:
             ValueError: If an output has no row for each row of the inputs, or
                 another axis that depends on their number.
         """
-        # An axis that follows from the rows has another length with others.
         shape_of = _shapes_for(run.traced, _MANY_ROWS)
-        other_shape_of = _shapes_for(run.traced, _FEWER_ROWS)
+        other_shape_of = shape_of
+        # An axis that follows from the rows has another length with others.
+        outputs = [t for t in run.traced.outputs if t is not None]
+        if any(t.shape.rank is None or None in t.shape[1:] for t in outputs):
+            other_shape_of = _shapes_for(run.traced, _FEWER_ROWS)
         wrong = []
         for (path, spec), tensor in zip(
             tree.flatten_with_path(run.output), run.traced.outputs

@@ -130,7 +130,10 @@ class Phase:
         num_rows = next(t for t in step.x if t is not None).shape[0]
         first = [
             None if count is None else self._first_unlike(specs, count, known)
-            for count, known in ((num_rows, (step, units)), (total, None))
+            for count, known in (
+                (num_rows, None if self.call.stand_ins else (step, units)),
+                (total, None),
+            )
         ]
         if not any(first):
             return graph
@@ -274,6 +277,10 @@ class Phase:
         names = [name for _, name, _ in self.said.values()]
         if self.asked and self.asked[1] not in names:
             self.said[0, "rows"] = self.asked
+
+    def is_clean(self) -> bool:
+        """Returns whether all was tried, and nothing differs."""
+        return not (self.said or self.failure or self.untried())
 
     def place(self, i: int) -> tuple[Cell, str]:
         """Where a unit is, and its name."""

@@ -10,7 +10,9 @@ Cost: TensorFlow runs the graph of the run on shapes, from which the cells are
 made, on a few rows, some ten times. Python runs the model once more in another
 phase, if it acts on the number of rows, and, if code of the user's is in it, to
 learn whether it does, where a mini-batch has a known number. A model of layers
-that are known to treat each row by itself is not tried at all.
+that are known to treat each row by itself is not tried at all. Of a chain of
+equal blocks the first is tried, see `stand_ins.py`, and all if that shows a
+difference.
 
 Limits: what other values alone would show is not seen.
 """
@@ -18,19 +20,21 @@ Limits: what other values alone would show is not seen.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 from keras import tree
 
 from tfgpipe import failures, internals
-from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel
+from tfgpipe.cells import Call, Cell, ModelCall, SectionCall
+from tfgpipe.graphs import Repeat, TracedModel
 from tfgpipe.trial import rows
 from tfgpipe.trial.phase import Phase
+from tfgpipe.trial.stand_ins import stand_ins_of
 from tfgpipe.trial.tried_graph import TriedGraph
 from tfgpipe.trial.units import Units
 
@@ -39,6 +43,17 @@ TRIALS = ("warn", "error", "off")
 # Of a mini-batch's rows, on which layers are tried besides: FLOPs of a run,
 # numbers that go in, and rows.
 _AFFORDABLE, _MOST_NUMBERS, _MOST_ROWS = 3e8, 2**18, 1024
+
+
+class Steps(Protocol):
+    """The steps of a model, see `sequence/steps.py`."""
+
+    steps: list[SectionCall]
+    repeats: list[Repeat]
+
+    def take_traced(self) -> TracedModel | None:
+        """Returns the graph of a run on shapes, once."""
+        ...
 
 
 class Trial:
@@ -59,6 +74,7 @@ class Trial:
         self._tried: list[Phase] = []
         self._phases: set[Any] = set()
         self._told: set[tuple[str, str]] = set()
+        self._stand_ins: dict[Call, Call] = {}
         self.lookups_of_rows: set[tuple[int, int]] = set()
 
     def note_data(self, data: Any, cast: Callable[[Any], Any]) -> None:
@@ -81,7 +97,7 @@ class Trial:
         cells: Sequence[Cell],
         specs: Any,
         count: int,
-        known: TracedModel | None = None,
+        source: Steps | None = None,
     ) -> None:
         """Tries a model, if it has not been tried in this phase.
 
@@ -93,12 +109,13 @@ class Trial:
             cells: The cells.
             specs: Nest of tensors, or of specs, that the model takes.
             count: The number of micro-batches.
-            known: A run of it on shapes, if there was one.
+            source: Has a run of it on shapes, if there was one.
         """
         trained = frozenset(id(u.variable) for u in traced.trained_uses)
         flat = [spec for spec in tree.flatten(specs) if spec is not None]
         sizes = (*(tuple(spec.shape)[1:] for spec in flat),)
         key = call.training, trained, sizes
+        known = None if source is None else source.take_traced()
         if key in self._phases:
             return
         is_off = self._rule == "off"
@@ -110,32 +127,59 @@ class Trial:
         if not is_needed or (is_off and not _has_same_lookups(traced)):
             self._phases.add(key)
             return
-        with _unnoticed():
+
+        def tried(call: ModelCall, known: TracedModel | None) -> Phase:
             phase = Phase(call, cells, known)
             graph = phase.begin(specs)
             if graph is not None and is_off:
                 drawn = rows.drawn(specs, 8, graph.smallest_table)
                 phase.look_up(rows.FEW, drawn)
             elif graph is not None:
-                many = self._many(graph, specs, count)
-                total = flat[0].shape[0] if many else None
-                graph = phase.know_rows(specs, traced, units, total)
-            if graph is not None and not is_off:
-                wanted = [] if is_known else self._rows(graph, specs, many)
-                for parts, nests, is_real in wanted:
-                    phase.run(parts, nests, is_real=is_real)
-                for state in phase.later():
-                    phase.run(parts, nests, state)
-                real = [run for run in wanted if run[-1]]
-                if real:
-                    phase.keep_weights()
-                for parts, nests, _ in real:
-                    phase.run(parts, nests, is_real=True)
-                phase.end()
+                self._try(phase, specs, count, (traced, units), is_known)
+            return phase
+
+        with _unnoticed():
+            if source is not None and known is not None:
+                self._stand_ins = stand_ins_of(
+                    known, source.steps, source.repeats
+                )
+            if self._stand_ins and not is_off:
+                # What differs is told of each layer by its name.
+                short = dataclasses.replace(call, stand_ins=self._stand_ins)
+                phase = tried(short, None)
+            if not self._stand_ins or is_off or not phase.is_clean():
+                phase = tried(call, known)
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
         if not is_off:
             self._tried.append(phase)
+
+    def _try(
+        self,
+        phase: Phase,
+        specs: Any,
+        count: int,
+        step: tuple[TracedModel, Units],
+        is_known: bool,
+    ) -> None:
+        """Tries a phase whose graph is made; `step` is the step's."""
+        flat = [spec for spec in tree.flatten(specs) if spec is not None]
+        many = self._many(phase.graph, specs, count)
+        total = flat[0].shape[0] if many else None
+        graph = phase.know_rows(specs, *step, total)
+        if graph is None:
+            return
+        wanted = [] if is_known else self._rows(graph, specs, many)
+        for parts, nests, is_real in wanted:
+            phase.run(parts, nests, is_real=is_real)
+        for state in phase.later():
+            phase.run(parts, nests, state)
+        real = [run for run in wanted if run[-1]]
+        if real:
+            phase.keep_weights()
+        for parts, nests, _ in real:
+            phase.run(parts, nests, is_real=True)
+        phase.end()
 
     def _rows(
         self, graph: TriedGraph, specs: Any, many: rows.Parts | None

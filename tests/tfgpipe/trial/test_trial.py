@@ -493,9 +493,11 @@ def test_a_trial_takes_the_run_on_shapes():
         model.fit(data, shuffle=False, verbose=0)
         return Block.calls
 
-    assert calls(4, "warn", knows_rows=False) == 4
-    assert calls(4, "off", knows_rows=True) == 4
-    assert calls(4, "warn", knows_rows=True) == 4 + 4
+    assert calls(3, "warn", knows_rows=False) == 3
+    assert calls(3, "off", knows_rows=True) == 3
+    assert calls(3, "warn", knows_rows=True) == 3 + 3
+    # Of many equal blocks the trial runs few, once for each number of rows.
+    assert calls(9, "warn", knows_rows=True) < 9 + 9
 
 
 @pytest.mark.parametrize(
@@ -503,7 +505,7 @@ def test_a_trial_takes_the_run_on_shapes():
 )
 def test_layers_that_are_alike_but_for_one_thing_are_each_tried(reason):
     names = {"name": "odd"} if reason == "name" else {"name": "block_7"}
-    blocks = [Block(), Block(), Block(reason, **names), Block()]
+    blocks = [Block(), Block(), Block(reason, **names), Block(), Block()]
     x = tf.random.stateless_normal((6, 3), (1, 2))
     (message,) = warned(blocks, x)
     assert message.startswith(f"Layer '{names['name']}' ")
