@@ -210,7 +210,7 @@ class Arguments:
     def stores_of(
         self, devices: Sequence[str], of_shards: bool = False
     ) -> list[str] | None:
-        """Where the weights of a cell are; None for on its devices.
+        """Returns where the weights of a cell are; None for on its devices.
 
         The weights of layers with shards are on the host.
         """
@@ -219,7 +219,7 @@ class Arguments:
         return [self._store or names.host_of(device) for device in devices]
 
     def num_shards(self, shards_of_layer: Any) -> int:
-        """How many there are, by what `shards` says of a layer, or None."""
+        """Counts them, by what `shards` says of a layer, or None."""
         if shards_of_layer is None:
             return 1
         is_count = isinstance(shards_of_layer, int)
@@ -232,10 +232,7 @@ class Arguments:
     def shard_devices(
         self, shards_of_layer: Any, k: int
     ) -> list[tuple[str, ...]]:
-        """The devices of each shard of a layer of cell k, one a replica.
-
-        `given` is what `shards` says of the layer.
-        """
+        """Returns the devices of each shard in cell k, one a replica."""
         if isinstance(shards_of_layer, int):
             by_replica = []
             for row in self.grid:
@@ -267,7 +264,7 @@ class Arguments:
             )
 
     def config(self) -> dict[str, Any]:
-        """The arguments other than the layers, as plain values."""
+        """Returns the arguments other than the layers, as plain values."""
         return {
             "num_partitions": self.num_partitions,
             "num_micro_batches": self.num_micro_batches,
@@ -290,7 +287,7 @@ class Arguments:
         }
 
     def remat_by_cell(self, num_groups: Sequence[int]) -> Remat:
-        """The rule of each group of each cell; the last one may be the head.
+        """Returns the rules of groups; the last one may be the head.
 
         `num_groups` has one number for each cell.
         """
@@ -342,14 +339,14 @@ class Arguments:
         return [-(-held[d] // devices.count(d)) for d in devices]
 
     def _device_of(self, k: int, num_devices: int) -> int:
-        """Which of the devices runs cell k."""
+        """Returns which of the devices runs cell k."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.device_of(k)
         chunks = self.num_partitions // num_devices
         return devices_of_cells(self.schedule, num_devices, chunks)[k]
 
     def _check_schedule(self, schedule: Any) -> Any:
-        """The schedule, or a stand-in if it is wrong."""
+        """Returns the schedule, or a stand-in if it is wrong."""
         if isinstance(schedule, Schedule):
             return schedule
         is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
@@ -369,7 +366,7 @@ class Arguments:
         return name
 
     def _check_remat(self, remat: Any, is_known: bool) -> Any:
-        """The rule or rules; their cells are compared where K is known."""
+        """Checks the rule or rules, and their cells where K is known."""
         if not isinstance(remat, Mapping):
             return self._noted(checked_rule, remat) or "always"
         rules: dict[int, Rule] = {}
@@ -441,7 +438,7 @@ class Arguments:
     def _choice(
         self, name: str, value: object, choices: Iterable[str]
     ) -> str | None:
-        """The value, or None where it is wrong."""
+        """Returns the value, or None where it is wrong."""
         return self._noted(checked_choice, name, value, choices)
 
     def _noted(self, check: Callable[..., Any], *arguments: Any) -> Any:
@@ -464,7 +461,7 @@ class Arguments:
         return None
 
     def _count(self, name: str, value: object) -> int | None:
-        """The value, or None where it is wrong."""
+        """Returns the value, or None where it is wrong."""
         count = as_count(value)
         if count is None:
             self._problems.append(count_problem(name, value))
@@ -602,7 +599,7 @@ class GivenCosts:
             source.costs = numbers
 
     def _numbers(self, costs: Any) -> list[float]:
-        """A cost for each step; none if they are not known, or wrong."""
+        """Returns a cost for each step; none if not known, or wrong."""
         if self._is_bytes:
             return []
         if self.profile is not None:
@@ -626,7 +623,7 @@ class GivenCosts:
         return []
 
     def resolved(self, costs: list[float], spec: Any) -> list[float]:
-        """The costs of the layers, which are built.
+        """Returns the costs of the layers, which are built.
 
         Raises:
             ValueError: If a profile is one of other layers.

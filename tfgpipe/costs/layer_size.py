@@ -130,7 +130,7 @@ def bytes_between(placed: Placed, rows: int) -> int:
 
 
 def row_bytes(spec: Any) -> int:
-    """Bytes of a row of a nest of tensors, or specs of them.
+    """Returns the bytes of a row of a nest of tensors, or specs of them.
 
     Other sizes that are not known count as 1.
     """
@@ -147,7 +147,7 @@ def _row_bytes(tensor: tf.Tensor) -> int:
 
 
 def num_params(placed: Placed) -> int:
-    """Numbers in the trainable weights of a model, tied ones once."""
+    """Counts the numbers in trainable weights, tied ones once."""
     return sum(
         _count(weight)
         for _, weights in with_weights(placed)
@@ -159,7 +159,7 @@ def num_params(placed: Placed) -> int:
 def with_weights(
     placed: Placed,
 ) -> Iterator[tuple[keras.layers.Layer, list[keras.Variable]]]:
-    """Each layer, with its weights that those before it have not."""
+    """Yields each layer, with its weights that those before it have not."""
     seen: set[int] = set()
     for step in placed.steps:
         yield step.layer, [v for v in step.weights if id(v) not in seen]
@@ -170,7 +170,7 @@ def weight_sizes(
     weights: Sequence[keras.Variable],
     num_slot_bytes: Callable[[keras.Variable], int],
 ) -> dict[str, int]:
-    """The part of `LayerSize`, and of a profile, that follows from weights."""
+    """Returns the fields of `LayerSize` that follow from weights."""
     trainable = [v for v in weights if v.trainable]
     return {
         "num_params": sum(map(_count, trainable)),
@@ -198,7 +198,7 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 def slot_bytes_of(
     optimizer: str | keras.Optimizer | None,
 ) -> Callable[[keras.Variable], int]:
-    """A function that tells the bytes of a variable's slots.
+    """Returns a function that tells the bytes of a variable's slots.
 
     A twin of the optimizer is built for a tiny variable of as many axes. Each
     slot's axes are axes of the variable. The optimizer, or None for none, is
@@ -255,7 +255,7 @@ def _slots(
 
 
 def _twin(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """An equal optimizer that is not built."""
+    """Returns an equal optimizer that is not built."""
     try:
         config = copy.deepcopy(optimizer.get_config())
         return type(optimizer).from_config(config)

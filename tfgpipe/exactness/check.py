@@ -86,7 +86,7 @@ def check(
 
     Raises:
         ValueError: If the model is no compiled `GPipe`, or the data are not
-            those of one mini-batch.
+            one mini-batch.
 
     Example:
 

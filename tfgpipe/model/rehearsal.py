@@ -8,8 +8,8 @@ from task to task.
     by layers     a --> b -----------------> c --> loss
                   device 0                   device 1
 
-The schedule, and what is recomputed, are those of the step; its bits are, too,
-which do not depend on cells.
+The step has the same schedule and recomputations, and the same bits, which do
+not depend on cells.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Rehearsals(TrainingSteps):
         """Returns what a training step runs on each device. Print it.
 
         The layers are traced; nothing is computed. Loss, labels and weights
-        are like those of the mini-batch that was trained on last. Before the
+        are like in the mini-batch that was trained on last. Before the
         first, the loss is taken to keep the outputs for its gradient.
 
         Args:

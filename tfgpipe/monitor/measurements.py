@@ -190,7 +190,7 @@ class TimedStep:
         return logs
 
     def _timed(self, data: Any) -> tuple[Any, tf.Tensor]:
-        """The training step; also which trace it is, rows, bytes and times."""
+        """Runs the training step; also tells the trace, rows, bytes, times."""
         clock = Clock()
         with self._model.timed_by(clock):
             logs = self._train_step(data)

@@ -157,7 +157,7 @@ class Plan:
         return f"The plan, and what was measured: {'; '.join(told)}."
 
     def strategy(self) -> PipelineStrategy:
-        """A new strategy of the plan's replicas, on the plan's devices."""
+        """Makes a strategy of the plan's replicas, on the plan's devices."""
         setting = self.best.setting
         count = setting.num_replicas * setting.num_devices
         return PipelineStrategy(
@@ -530,7 +530,7 @@ def _cures(problem: PlanProblem) -> Iterator[str]:
 
 
 def _mib(count: float) -> str:
-    """Bytes as a text in MiB."""
+    """Returns bytes as a text in MiB."""
     mib = count / _MIB
     return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.3g} MiB"
 
@@ -554,7 +554,7 @@ _DEFAULTS = {
 
 
 def checked_setting(setting: Any) -> dict[str, Any]:
-    """The arguments that the user gives, and defaults for the others.
+    """Returns the arguments that the user gives, and defaults for the others.
 
     Raises:
         ValueError: If they are not such arguments of `GPipe`.
@@ -708,7 +708,7 @@ class SizedModel(NamedTuple):
         rows: float,
         is_compiled: bool = False,
     ) -> Workload:
-        """The layers with their seconds, for micro-batches of so many rows."""
+        """Returns the layers with their seconds, for so many rows."""
 
         def regions_of(m: int, recomputes: bool) -> list[int]:
             spec = self.placed.spec
@@ -791,5 +791,5 @@ def _checked_inputs(source: Source, inputs: Any) -> Any:
 
 
 def _names_in(spec: Any) -> str:
-    """A nest of tensors as a text, with their names."""
+    """Returns a nest of tensors as a text, with their names."""
     return str(tree.map_structure(lambda leaf: leaf.name, spec))

@@ -158,7 +158,7 @@ def _update_seconds(
 
 
 def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
-    """Of weights that a device gets from the host in a step.
+    """Returns the bytes of weights that a device gets from the host.
 
     It has the weights of two cells: see `run/transfers.py`.
     """
@@ -176,7 +176,7 @@ def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
 def _host_update_seconds(
     groups: Sequence[CellNeeds], machine: Machine
 ) -> float:
-    """The host's, which gets all gradients first.
+    """Returns the seconds of an update on the host, which gets all gradients.
 
     Its memory is taken to be as fast as its links.
     """
@@ -239,7 +239,7 @@ def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
 def _at_shares(
     cells: Sequence[Sequence[CellNeeds]], setting: Setting
 ) -> list[CellNeeds]:
-    """The groups of all cells, where some keep a share alone."""
+    """Returns the groups of all cells, where some keep a share alone."""
     return [
         group
         if isinstance(rule, str) or group.facts.is_head
@@ -252,7 +252,7 @@ def _at_shares(
 def _peak(
     ops: Sequence[Op], groups: Sequence[CellNeeds]
 ) -> tuple[float, float]:
-    """Bytes kept, and bytes of the running operation, where both are most."""
+    """Returns the bytes kept and needed by the operation at the peak."""
     now = 0.0
     most = (0.0, 0.0)
     held: dict[tuple[int, int], float] = {}  # of a group and micro-batch
@@ -317,7 +317,7 @@ def _peak(
 def by_device(
     cells: Sequence[Sequence[CellNeeds]], setting: Setting
 ) -> list[list[CellNeeds]]:
-    """The groups of each device."""
+    """Returns the groups of each device."""
     of_devices: list[list[CellNeeds]] = [[] for _ in range(setting.num_devices)]
     for device, groups in zip(setting.devices, cells):
         of_devices[device] += groups

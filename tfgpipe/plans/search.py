@@ -65,7 +65,7 @@ class _Candidate(NamedTuple):
 
 
 def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
-    """The settings that are nearly as fast as the fastest, then the others.
+    """Returns the settings nearly as fast as the fastest, then the others.
 
     The first is the one of these with the fewest micro-batches; what follows
     comes in the order of its time. At most `count`, of those that fit. If none
@@ -137,7 +137,7 @@ def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
 
 
 def _grids(problem: PlanProblem) -> Iterator[tuple[int, int]]:
-    """Numbers of replicas, and of the devices of each."""
+    """Yields numbers of replicas, and of the devices of each."""
     for replicas in problem.num_replicas:
         most = min(problem.num_devices // replicas, problem.num_layers)
         for d in range(1, most + 1):
@@ -147,7 +147,7 @@ def _grids(problem: PlanProblem) -> Iterator[tuple[int, int]]:
 
 
 def _micro_batches(rows: int, num_devices: int) -> list[int]:
-    """Powers of two, and multiples of the devices, that leave a row each."""
+    """Returns powers of two and multiples of devices, up to a row each."""
     most = min(rows, _MOST_MICRO_BATCHES)
     powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
     multiples = [num_devices * i for i in (1, 2, 3, 4, 8)]
@@ -175,7 +175,7 @@ def even_cut(
 
 
 def _bound(workload: Workload, setting: Setting) -> float:
-    """Seconds that no order of a step's tasks is below.
+    """Returns the seconds that no order of a step's tasks is below.
 
     A device works on all micro-batches, after the first one has come through
     the devices before it; then the last one goes back through these. Where the
@@ -273,12 +273,12 @@ class PlanProblem:
     weights_on: str = "devices"
 
     def workload(self, num_replicas: int, num_micro_batches: int) -> Workload:
-        """The layers, for micro-batches of a part of the mini-batch each."""
+        """Returns the layers, for so many micro-batches of each replica."""
         parts = num_replicas * num_micro_batches
         return self.workload_of(self.batch_size / parts)
 
     def workload_for(self, setting: Setting) -> Workload:
-        """The layers, for the micro-batches of a setting."""
+        """Returns the layers, for the micro-batches of a setting."""
         return self.workload(setting.num_replicas, setting.num_micro_batches)
 
     @property
@@ -290,7 +290,7 @@ class PlanProblem:
 def prediction_that_fits(
     problem: PlanProblem, setting: Setting
 ) -> Prediction | None:
-    """The prediction for a setting that is changed until it fits, or None."""
+    """Predicts a setting that is changed until it fits; None if none does."""
     whole = _that_fits(problem, setting)
     workload = problem.workload_for(setting)
     keeps_all = whole is not None and {*whole.setting.remat} == {"never"}
@@ -383,7 +383,7 @@ def _with_remat(
 def _cut_that_fits(
     problem: PlanProblem, workload: Workload, setting: Setting
 ) -> tuple[int, ...] | None:
-    """The cut with the fastest slowest cell of those that fit, or None.
+    """Returns the cut with the fastest slowest cell of those that fit, or None.
 
     A cell fits if its weights, one micro-batch and the inputs of all that its
     device holds do. Cells are filled one after the other up to a time, which

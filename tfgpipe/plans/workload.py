@@ -189,7 +189,7 @@ Example:
 
 
 def machine_of(machine: str | Machine | None) -> Machine:
-    """A machine, or the one of this name.
+    """Returns a machine, or the one of this name.
 
     Raises:
         ValueError: If there is none.
@@ -239,7 +239,7 @@ def seconds_by_flops(
     A backward pass has twice the operations of a forward pass: a matrix product
     has two gradients, of its input and of its weights. A layer whose weights
     are frozen computes one of them. The last layer of a cell is not computed
-    again if it keeps nothing but its inputs. `rows` are those of a micro-batch.
+    again if it keeps nothing but its inputs. A micro-batch has so many `rows`.
     """
     read, results = (
         sum(tensor.size.at(rows) for tensor in activations if tensor.by == 0)
@@ -300,7 +300,7 @@ class CellNeeds(NamedTuple):
     parts: int = 1
 
     def as_head(self, parts: int) -> CellNeeds:
-        """The same as a head, which goes forward and back at once.
+        """Returns the needs of a head, which goes forward and back at once.
 
         While it runs, it has the activations of a part.
         """
@@ -323,11 +323,11 @@ class CellNeeds(NamedTuple):
         return self.seconds["backward"] - self.seconds["backward_first"]
 
     def at_share(self, share: float) -> CellNeeds:
-        """The same, where a share of what is kept, without inputs, is kept.
+        """Returns the needs where a share is kept, besides the inputs.
 
         What is dropped is there again while the backward task runs. What is
-        cheapest is dropped first, and most of the seconds are those of a few
-        operations: so the seconds are taken to be those of a recomputation,
+        cheapest is dropped first, and a few operations take most of the
+        seconds: so the seconds are taken to be a recomputation's,
         times the third power of the share that is dropped.
         """
         dropped = (1 - share) * (self.kept - self.kept_inputs)
@@ -345,11 +345,11 @@ class CellNeeds(NamedTuple):
 class Workload:
     """The layers of a model, for micro-batches of some size.
 
-    Sums over layers i to j take constant time. `output_bytes` are those of a
-    row of the last layer's outputs; `seconds` those of each layer's tasks, to
-    which a task adds `task_seconds`. If XLA compiles, recomputations are part
-    of the backward tasks, and `regions_of` tells where regions begin or end, by
-    the number of micro-batches and by whether any are computed again.
+    Sums over layers i to j take constant time. A row of the last outputs has
+    `output_bytes`; each layer's tasks take `seconds`, to which a task adds
+    `task_seconds`. If XLA compiles, recomputations are part of the backward
+    tasks, and `regions_of` tells where regions begin or end, by the number of
+    micro-batches and by whether any are computed again.
     """
 
     def __init__(

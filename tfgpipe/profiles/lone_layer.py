@@ -115,13 +115,13 @@ class LayersAlone:
         )
 
     def alone(self, k: int, others: tf.Tensor | None) -> LoneLayer:
-        """A layer by itself, see `LoneLayer`."""
+        """Returns a layer by itself, see `LoneLayer`."""
         tasks, tracer = self.tasks[k], self._tracer
         facts = tasks.facts(k >= self.first, k > self.first)
         return LoneLayer(tasks, facts, tracer, self._device, others)
 
     def values(self, k: int, known: Values) -> LayerValues:
-        """The values that a layer is computed from.
+        """Returns the values that a layer is computed from.
 
         `known` are values by the references of the graph's tensors.
         """
@@ -235,7 +235,7 @@ class LoneLayer:
     def _run(
         self, values: LayerValues, others: tf.Tensor | None
     ) -> list[tf.Tensor]:
-        """All tasks, some times; returns when each started and ended."""
+        """Runs all tasks some times; returns when each started and ended."""
         clock = Clock()
         chain = Chain(clock)
 
@@ -274,7 +274,7 @@ class LoneLayer:
         known: tuple[Values, Any],
         sums: dict[str, Any],
     ) -> None:
-        """Each task once."""
+        """Runs each task once."""
         tasks = self._tasks
         _, kept = run("forward", tasks.forward(*known, keeps=False))
         facts = self._facts
@@ -306,7 +306,7 @@ def _specs(nest: Any) -> Any:
 
 
 def _bytes(some: Sequence[tf.Tensor]) -> int:
-    """Of tensors whose shapes are known."""
+    """Adds up the bytes of tensors whose shapes are known."""
     known = [
         t for t in some if t.dtype != tf.variant and t.shape.is_fully_defined()
     ]
@@ -330,7 +330,7 @@ class LayerValues(NamedTuple):
 
 
 def start_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """The values of variables; what they would start with, if they have none.
+    """Returns the values of variables, or those with which they would start.
 
     On the current device, without a draw from what others draw from.
     """

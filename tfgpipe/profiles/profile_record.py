@@ -137,7 +137,7 @@ class LayerProfile:
 
 
 def layer_from(values: dict[str, Any]) -> LayerProfile:
-    """A record of plain values, as `dataclasses.asdict` makes them."""
+    """Returns a record of plain values, as `dataclasses.asdict` makes them."""
     measured = tuple(map(_tasks, values.pop("measured")))
     return LayerProfile(measured=measured, **values)
 
@@ -233,7 +233,7 @@ class Profile:
         """Returns the seconds of a layer's task, without the cost of a call.
 
         Between the sizes that were measured, and above them, it is on a line.
-        Below, it is that of the smallest: a task has a cost that rows do not
+        Below, the smallest one counts: a task has a cost that rows do not
         tell, so that nothing is promised which was not measured.
 
         Args:
@@ -297,7 +297,7 @@ class Profile:
         return self.cell_seconds(rows).of_cell(start, stop)[kind]
 
     def costs(self, rows: int | None = None) -> list[float]:
-        """Seconds of all tasks of each layer for a micro-batch.
+        """Adds up the seconds of all tasks of each layer for a micro-batch.
 
         Args:
             rows: Of the micro-batch. Defaults to the most that were measured.
@@ -312,7 +312,7 @@ class Profile:
         ]
 
     def bytes(self, rows: int | None = None) -> list[float]:
-        """Bytes of each layer: weights, slots, gradients, and what is kept.
+        """Adds up each layer's weights, slots, gradients, and what is kept.
 
         Args:
             rows: Of the micro-batch, of which the backward pass keeps what it
@@ -328,7 +328,7 @@ class Profile:
         ]
 
     def _checked_rows(self, rows: int | None) -> int:
-        """The rows of a micro-batch; the most that were measured for None."""
+        """Returns rows of a micro-batch; the most measured for None."""
         count = self.rows[-1] if rows is None else as_count(rows)
         if count is None:
             raise ValueError(count_problem("rows", rows))
@@ -438,7 +438,7 @@ class Profile:
 
 
 def _stem(name: str) -> str:
-    """A name without the number that Keras appends."""
+    """Returns a name without the number that Keras appends."""
     return re.sub(r"_\d+$", "", name)
 
 

@@ -217,7 +217,7 @@ def _device(device: str | tf.config.LogicalDevice | None) -> str:
 
 
 def _sizes(sizes: Any, num_rows: int) -> list[int]:
-    """The micro-batch sizes to measure."""
+    """Returns the micro-batch sizes to measure."""
     if sizes is None:
         return sorted({max(1, num_rows // part) for part in (16, 4, 1)})
     is_list = isinstance(sizes, Iterable) and not isinstance(sizes, str)
@@ -233,7 +233,7 @@ def _sizes(sizes: Any, num_rows: int) -> list[int]:
 
 
 def _rows(nest: Any, sizes: Sequence[int]) -> dict[int, Any]:
-    """The first rows of a nest, by their number."""
+    """Returns the first rows of a nest, by their number."""
     return {
         rows: tree.map_structure(
             lambda t, rows=rows: None if t is None else t[:rows], nest

@@ -44,7 +44,7 @@ Rule = str | float
 
 
 def rule_of(text: str) -> Rule:
-    """A rule of `remat` as a flag has it; not checked.
+    """Reads a rule of `remat` from a flag; it is not checked.
 
     Example:
 
@@ -58,7 +58,7 @@ def rule_of(text: str) -> Rule:
 
 
 def checked_rule(rule: object) -> Rule:
-    """A rule of `remat`, or a `ValueError` that says what it can be.
+    """Returns a rule of `remat`, or a `ValueError` that says what it can be.
 
     Example:
 
@@ -105,8 +105,8 @@ class Remat:
 
     A rule is one of `REMAT`, or a number: the share of what the rule "never"
     keeps that may be kept of every micro-batch. The rest is computed again by
-    what needs it. `written` are those of which the schedule itself recomputes
-    some micro-batches.
+    what needs it. Of those `written`, the schedule itself recomputes some
+    micro-batches.
 
     Attributes:
         rules: One for each cell, or group of one that is recomputed at once.
@@ -161,12 +161,12 @@ class Remat:
         return self.rules[k] == "offload"
 
     def share(self, k: int) -> float:
-        """The share of what its backward pass needs that cell k may keep."""
+        """Returns the share of what "never" keeps that cell k may keep."""
         rule = self.rules[k]
         return 1.0 if isinstance(rule, str) else rule
 
     def parted(self, cells: Sequence[int], groups: Sequence[int]) -> Remat:
-        """The same rules for smaller groups; who keeps a share keeps all.
+        """Returns the rules of smaller groups; who keeps a share keeps all.
 
         A share is one of a whole group: a part of it may need more, such as one
         that is a loop. `cells` says which group each is a part of.
@@ -177,7 +177,7 @@ class Remat:
         return Remat(rules, groups, written)
 
     def compiled(self, num_micro_batches: int) -> Remat:
-        """The same rules for cells that XLA compiles.
+        """Returns the same rules for cells that XLA compiles.
 
         With several micro-batches, the one that goes back first is no exception
         there: the functions for it would be compiled besides the others.
@@ -240,7 +240,7 @@ def whole_backward_passes(
 
 
 def at_once(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
-    """The head at once, where its backward pass is.
+    """Makes the head one operation, where its backward pass is.
 
     So what it computes of a micro-batch, such as its logits, is not kept from
     the one to the other.
@@ -262,7 +262,7 @@ def recomputed(
     remat: Remat,
     says_keeps: bool = False,
 ) -> list[Op]:
-    """Each forward pass knows what it keeps; recomputations are added.
+    """Notes what each forward pass keeps, and adds recomputations.
 
     A recomputation that the schedule has stays where it is, and its forward
     pass keeps nothing. All others come right before what takes their results.
@@ -412,7 +412,7 @@ def lower(
     remat: Remat,
     counts: Sequence[int] = (0,),
 ) -> Program:
-    """The program of a step.
+    """Lowers a schedule to the program of a step.
 
     Args:
         schedule_of: Returns the `Schedule` of a replica for a number of

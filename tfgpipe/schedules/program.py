@@ -55,7 +55,7 @@ class Op(NamedTuple):
 
 
 def units(op: Op) -> float:
-    """How long an operation takes among equal cells."""
+    """Returns how long an operation takes among equal cells."""
     return KINDS[op.kind].units
 
 
@@ -90,7 +90,7 @@ class Program:
         self._awaited = [*self._awaits()]
 
     def __str__(self) -> str:
-        """A row a device, see `text.py`, and what follows from it."""
+        """Returns a row a device, see `text.py`, and what follows."""
         return text_of(self, self.simulate(units))
 
     @property
@@ -99,13 +99,13 @@ class Program:
         return [[self.ops[i] for i in turn] for turn in self._places_of_turns()]
 
     def lane(self, op: Op) -> str:
-        """Which of its device's lanes an operation takes: see `Kind`."""
+        """Returns the lane of a device that an operation takes: see `Kind`."""
         shard, lane = self._shards.get(op.cell), KINDS[op.kind].lane
         is_beside = shard is not None and shard.is_beside
         return BESIDE if is_beside and lane == "compute" else lane
 
     def _near(self, k: int, offset: int) -> range:
-        """The cells that give a cell what it takes; shards give side by side.
+        """Returns the cells that give a cell what it takes; shards do together.
 
         With an offset of 1 those that take what it gives; with 0 it itself.
         """
@@ -118,7 +118,7 @@ class Program:
         return range(k + offset, k + offset + 1) if near is None else near.cells
 
     def _places_of_turns(self) -> Iterator[Sequence[int]]:
-        """Of the operations that run together, their places in `ops`."""
+        """Yields the places in `ops` of operations that run together."""
         first = 0
         for size in self._sizes or itertools.repeat(1, len(self.ops)):
             yield range(first, first + size)
@@ -148,7 +148,7 @@ class Program:
         duration: Callable[[Op], float],
         link: Callable[[Op], float] | None = None,
     ) -> list[tuple[float, float]]:
-        """When each operation runs, if only they and transfers take time.
+        """Simulates when operations run, if only they and transfers take time.
 
         Args:
             duration: How long an operation takes, in any unit.
@@ -228,7 +228,7 @@ class Program:
         duration: Callable[[Op], float] = units,
         link: Callable[[Op], float] | None = None,
     ) -> float:
-        """When the last operation ends; see `simulate`."""
+        """Returns when the last operation ends; see `simulate`."""
         return max(end for _, end in self.simulate(duration, link))
 
     def bubble(
@@ -236,7 +236,7 @@ class Program:
         duration: Callable[[Op], float] = units,
         link: Callable[[Op], float] | None = None,
     ) -> float:
-        """Share of the length in which the devices idle; see `simulate`."""
+        """Returns the share of time in which devices idle; see `simulate`."""
         times = self.simulate(duration, link)
         work = 0.0
         until = [0.0] * self.num_devices  # what is beside counts once

@@ -91,7 +91,7 @@ class Schedule:
     def _take(
         self, tasks: Any, keeps: frozenset[tuple[int, int]] | None = None
     ) -> None:
-        """The tasks, checked."""
+        """Takes the tasks, checked."""
         self.keeps = keeps
         self.tasks = as_tasks(tasks)
         self.num_devices = len(self.tasks)
@@ -114,7 +114,7 @@ class Schedule:
         return hash(self.tasks)
 
     def __str__(self) -> str:
-        """A text of which it can be made again."""
+        """Returns a text of which it can be made again."""
         return str(self._written)
 
     def __repr__(self) -> str:
@@ -136,15 +136,15 @@ class Schedule:
         return any(KINDS[task.kind].ends for task in self._order)
 
     def device_of(self, cell: int) -> int:
-        """Index of the device that runs a cell."""
+        """Returns the index of the device that runs a cell."""
         return self._devices[cell]
 
     def needs(self, task: Task) -> list[Task]:
-        """The tasks of this schedule whose results a task takes."""
+        """Returns the tasks of this schedule whose results a task takes."""
         return [n for n in task.needs(self.num_cells) if n in self._place]
 
     def order(self) -> list[Task]:
-        """All tasks, one after the other, nothing before what it needs.
+        """Returns all tasks, one after the other, nothing before what it needs.
 
         Of the tasks that could be next, the last cell's is taken: a
         micro-batch goes through all cells before the next one starts.
@@ -161,7 +161,7 @@ class Schedule:
         ]
 
     def recomputing(self) -> set[int]:
-        """The cells that recompute some micro-batch, whatever `remat` says."""
+        """Returns the cells that recompute, whatever `remat` says."""
         cells = {t.cell for t in self._order if t.kind == "recompute"}
         if self.keeps is not None:
             cells |= {
@@ -197,7 +197,7 @@ class Schedule:
     def simulate(
         self, duration: Callable[[Task], float], link: float = 0
     ) -> dict[Task, tuple[float, float]]:
-        """When every task runs, if only tasks and transfers take time.
+        """Simulates when tasks run, if only they and transfers take time.
 
         Args:
             duration: How long a task takes, in any unit.
@@ -219,24 +219,24 @@ class Schedule:
     def length(
         self, duration: Callable[[Task], float], link: float = 0
     ) -> float:
-        """When the last task ends; see `simulate`."""
+        """Returns when the last task ends; see `simulate`."""
         return self._written.length(*_of_ops(duration, link))
 
     def bubble(
         self, duration: Callable[[Task], float], link: float = 0
     ) -> float:
-        """Share of the length in which the devices idle; see `simulate`."""
+        """Returns the share of time in which devices idle; see `simulate`."""
         return self._written.bubble(*_of_ops(duration, link))
 
     def held(self, sizes: Sequence[float] | None = None) -> list[Any]:
-        """How many micro-batches every device holds at most.
+        """Returns how many micro-batches every device holds at most.
 
         One counts, once a cell, from its forward task to the end of its last
         backward task. What has no backward task is not held.
 
         Args:
             sizes: What it takes to hold one in each cell, to have the sum of
-                these in place of the number.
+                these instead of the number.
         """
         return self._written.held(sizes)
 

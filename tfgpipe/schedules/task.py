@@ -155,7 +155,7 @@ KINDS = {
 
 
 def scheduled_kinds() -> list[str]:
-    """The kinds of which schedules are made."""
+    """Returns the kinds of which schedules are made."""
     return [
         kind for kind, properties in KINDS.items() if properties.is_scheduled
     ]
@@ -182,7 +182,7 @@ class Task(NamedTuple):
         return f"{self.kind}(cell={self.cell}, micro_batch={self.micro_batch})"
 
     def needs(self, num_cells: int) -> list[Task]:
-        """The tasks that this one needs, if the schedule has them.
+        """Returns the tasks that this one needs, if the schedule has them.
 
         No schedule has all: a cell runs "backward" or "input_gradient", and
         need not recompute. `needs_among` gives those that there are.
@@ -213,7 +213,7 @@ def _at(task: Task, places: Places) -> str:
 
 
 def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
-    """The lists that the user wrote as tuples of `Task`."""
+    """Makes tuples of `Task` of the lists that the user wrote."""
     try:
         devices = [list(tasks_of_device) for tasks_of_device in tasks]
     except TypeError:
@@ -233,7 +233,7 @@ def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
 
 
 def _as_task(entry: object, device: int, position: int) -> Task:
-    """A task that the user wrote, checked on its own."""
+    """Checks a task that the user wrote, on its own."""
     if type(entry) is Task and _is_right(entry):
         return entry
     at = f"at position {position} of device {device}"
@@ -260,7 +260,7 @@ def _as_task(entry: object, device: int, position: int) -> Task:
 
 
 def places_of(tasks: tuple[tuple[Task, ...], ...]) -> Places:
-    """Device and position of every task; none comes twice."""
+    """Returns the device and position of every task; none comes twice."""
     places: Places = {}
     devices: dict[int, int] = {}
     for device, tasks_of_device in enumerate(tasks):

@@ -55,7 +55,7 @@ def _rows(
     num_devices: int,
     lane_of: Callable[[Any], str],
 ) -> list[str]:
-    """The rows of devices."""
+    """Returns the rows of devices."""
     cells = {(op.device, op.cell) for op in ops}
     is_plain = all(device == cell for device, cell in cells)
 
@@ -145,7 +145,7 @@ class _Row(NamedTuple):
 
 
 def _place(error: str, rows: list[_Row]) -> tuple[int, int]:
-    """The line of which an error speaks, and how far; the end for nothing."""
+    """Returns the line of which an error speaks, and how far."""
     if match := _AT.search(error):
         position, device = map(int, match.groups())
         word = rows[device].words[position]
@@ -167,7 +167,7 @@ class _Word(NamedTuple):
 def _words(
     lines: list[str], number: int, written: str, start: int, device: int
 ) -> Iterator[_Word]:
-    """The tasks of a row, which begin at `start`."""
+    """Reads the tasks of a row, which begin at `start`."""
     kinds = {KINDS[kind].letter: kind for kind in scheduled_kinds()}
     task_word = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
     for match in re.finditer(r"\S+", written[start:]):
@@ -204,7 +204,7 @@ def _kept(
 
 
 def _marked(lines: list[str], number: int, end: int) -> str:
-    """The rows, with a mark behind a place in one of them."""
+    """Returns the rows, with a mark behind a place in one of them."""
     shown = [*lines]
     shown[number] = f"{lines[number][:end]} <-- here{lines[number][end:]}"
     return "\n".join(line for line in shown if line.strip())

@@ -119,7 +119,7 @@ def _checked(
     devices: object,
     link: object,
 ) -> UnequalCells:
-    """The arguments of `search`."""
+    """Checks the arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
     cells = [_listed(item) for item in _listed(durations)]
     if not cells or not all(
@@ -127,8 +127,8 @@ def _checked(
     ):
         raise ValueError(
             "`durations` must have three finite numbers from 0 for each cell: "
-            "of its forward task, of the gradient of its inputs and of that of "
-            f"its weights. Received: durations={durations!r}."
+            "of its forward task, of the gradient of its inputs, and of the "
+            f"gradient of its weights. Received: durations={durations!r}."
         )
     k = len(cells)
     cell_sizes = [1.0] * k if sizes is None else _listed(sizes)
@@ -170,7 +170,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _named(work: UnequalCells) -> Iterator[Schedule]:
-    """The schedules with names that have the cells where they are."""
+    """Yields the schedules with names that have the cells where they are."""
     num_devices = 1 + max(work.devices)
     chunks, rest = divmod(len(work.devices), num_devices)
     if rest:
@@ -261,7 +261,7 @@ class UnequalCells(NamedTuple):
     link: float
 
     def duration(self, task: Task) -> float:
-        """Of a task; a whole backward task is its halves."""
+        """Returns the seconds of a task; a whole backward task has both."""
         seconds = self.seconds[task.cell]
         if task.kind == "backward":
             return seconds["input_gradient"] + seconds["weight_gradient"]
@@ -293,7 +293,7 @@ class Policy(NamedTuple):
 def run(
     work: UnequalCells, policy: Policy, limits: Sequence[int]
 ) -> tuple[list[list[Task]], float]:
-    """Runs the tasks by a policy; returns those of each device and the length.
+    """Runs tasks by a policy; returns them by device, and the length.
 
     Cells have at most `limits` micro-batches under way. The length is infinite
     if the devices come to a stop, each without room for what it could run.

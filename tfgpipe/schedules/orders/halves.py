@@ -219,7 +219,7 @@ def zero_bubble_2p(num_devices: int, num_micro_batches: int) -> Schedule:
 def _orders(
     num_devices: int, num_micro_batches: int, gaps: Sequence[int]
 ) -> list[list[Task]]:
-    """Each device's tasks but weight gradients, by the time of their start.
+    """Orders each device's tasks but weight gradients, by their start.
 
     A micro-batch follows the one before by a period. On no device, two of its
     tasks start at times that are a multiple of the period apart.
@@ -252,7 +252,7 @@ def _orders(
 
 
 def _units(task: Task) -> int:
-    """How long a task takes among equal cells, a forward task as the unit.
+    """Returns how many forward tasks a task takes, among equal cells.
 
     Nothing takes the gradient of the model's inputs: the first cell has all of
     its backward pass in the weight gradient.
@@ -305,7 +305,7 @@ def dualpipe_v(d: int, m: int) -> Schedule:
 
 
 def _dualpipe_tasks(d: int, rank: int, m: int) -> list[Task]:
-    """The tasks of a device, for at least 2 D micro-batches."""
+    """Returns the tasks of a device, for at least 2 D micro-batches."""
     cells = rank, 2 * d - 1 - rank
     run: collections.Counter[tuple[str, int]] = collections.Counter()
     late: collections.deque[Task] = collections.deque()
