@@ -7,6 +7,7 @@ file, to the bit; or eagerly: see `compare.py`. `make fuzz` draws more.
 import compare
 import pytest
 from case import Case, Spec
+from quick import quick
 
 ADAM = {"name": "Adam"}
 MOMENTUM = {"name": "SGD", "options": {"momentum": 0.9}}
@@ -173,9 +174,9 @@ CASES = {
         of("near_dense", 0, units=4),
         "penalty",
         ("activity", {"l2": 0.05}),
-        "overwritten",
-        dense(activity_regularizer="l1"),
-        override="losses",
+        dense(activity_regularizer="l2"),
+        override="losses",  # beside it, two other losses read a kernel
+        then="eager",
     ),
     "scaled losses": case(
         ("spare", {"units": 4}),
@@ -237,7 +238,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Others have most of what these have, or take longest.
+SLOW = {
+    *("a condition, compiled", "changed later", "complex state", "moments"),
+    *("losses of layers", "other dtypes", "scaled losses", "sizes"),
+    "state read at once",
+}
+
+
+@pytest.mark.parametrize("name", quick(CASES, CASES.keys() - SLOW))
 def test_case_is_equal_to_keras(name):
     found = compare.run(CASES[name])
     assert found.kind == "passed", found.detail

@@ -30,8 +30,9 @@ def small():
     return [keras.Input((6,)), *layers, kl.Softmax()]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("k", "m", "schedule"), [(1, 1, "gpipe"), (2, 3, "1f1b")]
+)
 def test_numbers_are_the_same_bits(monkeypatch, k, m, schedule):
     def found():
         def pipeline(layers):

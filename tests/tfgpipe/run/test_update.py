@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from graphs import step_graph
+from quick import quick
 
 import tfgpipe
 from tfgpipe import internals
@@ -316,7 +317,10 @@ def test_step_of_twelve_blocks_has_few_operations_outside_functions(name):
 NOT_ONE_BY_ONE = "loss_scale accumulation Nadam Muon Adafactor own".split()
 
 
-@pytest.mark.parametrize("name", ["Adam", "clipnorm", *NOT_ONE_BY_ONE])
+@pytest.mark.parametrize(
+    "name",
+    quick(["Adam", "clipnorm", *NOT_ONE_BY_ONE], ["Adam", "clipnorm", "Muon"]),
+)
 def test_compiled_update_has_the_same_bits_on_any_number_of_devices(name):
     def after(k, compiles):
         optimizer = OPTIMIZERS[name]()
