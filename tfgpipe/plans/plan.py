@@ -296,8 +296,8 @@ def plan(
         margin: Share of a device's memory that the plan leaves free, below 1:
             for what it does not know, such as workspaces and fragments.
         jit_compile: Whether XLA compiles the cells, as in `compile`: True,
-            False, or "auto", on accelerators if all layers allow it. A profile
-            says by itself whether they were compiled.
+            False, or "auto", on accelerators if all layers allow it. On a TPU,
+            it always does. A profile says by itself whether it did.
 
     Returns:
         The plan. Print it, and see `Plan.arguments`.
@@ -689,7 +689,8 @@ class SizedModel(NamedTuple):
                 for layer in self.source.layers
                 for inner in internals.flat_layers(layer)
             )
-        compiles = bool(jit_compile)
+        must = device_names.only_compiles(self.devices)
+        compiles = bool(jit_compile) or must
         return self.workload(seconds, machine.task_seconds, rows, compiles)
 
     def by_profile(self, profile: Profile, rows: float) -> Workload:

@@ -402,6 +402,8 @@ def test_a_machine_that_is_elsewhere_compiles_unless_told(jit_compile):
     assert (plan.arguments["remat_groups"] is None) == is_compiled
     word = "compiled" if is_compiled else "not compiled"
     assert plan.basis == f"seconds from FLOPs on v100, cells {word} by XLA"
+    on_tpu = planned(devices=2, machine="tpu_v4", jit_compile=jit_compile)
+    assert on_tpu.arguments["remat_groups"] is None
 
 
 def test_plan_says_how_far_it_was_off():
