@@ -285,10 +285,10 @@ def _share_columns(count: int) -> None:
         (1, count), ["batch", "model"], distribution.list_devices()
     )
     layout = distribution.LayoutMap(mesh)
-    layout["(query|key|value)/kernel"] = (None, "model", None)
-    layout["attention_output/kernel"] = ("model", None, None)
-    layout["dense.*kernel|embeddings"] = (None, "model")
-    layout["conv2d(_[0-9]+)?/kernel"] = (None, None, None, "model")
+    layout[".*(query|key|value).kernel.*"] = (None, "model", None)
+    layout[".*attention_output.kernel.*"] = ("model", None, None)
+    layout[".*dense(_[0-9]+)?.kernel.*|.*embeddings.*"] = (None, "model")
+    layout[".*conv2d(_[0-9]+)?.kernel.*"] = (None, None, None, "model")
     distribution.set_distribution(
         distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
     )
@@ -350,6 +350,7 @@ def _machine(on_tensorflow: bool) -> dict[str, str]:
         import jax
 
         card = jax.local_devices()[0].device_kind
+        card = "CPU" if card == "cpu" else card
         return {"card": card, "versions": f"jax {jax.__version__}"}
     import tensorflow as tf
 
