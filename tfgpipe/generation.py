@@ -54,8 +54,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.devices import names
-
-Nest = Any  # of tensors: in tuples, lists and dicts
+from tfgpipe.internals import Nest
 
 # Samplers of KerasHub that leave rows where they are.
 _IN_PLACE = {"GreedySampler", "RandomSampler", "TopKSampler", "TopPSampler"}

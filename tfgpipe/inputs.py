@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe.internals import Nest
+
 # Where examples are merged, as graphs are, rows are not those of examples.
 _MERGED = (
     "Check how the data is batched. Where examples are merged, as graphs of "
@@ -32,23 +34,23 @@ _SPARSE = (
 )
 
 
-def _leaves(nest: Any) -> list[Any]:
+def _leaves(nest: Nest) -> list[Any]:
     return [leaf for leaf in tree.flatten(nest) if leaf is not None]
 
 
-def first_tensor(nest: Any) -> tf.Tensor:
+def first_tensor(nest: Nest) -> tf.Tensor:
     """Returns the first leaf of a nest that is not None."""
     return _leaves(nest)[0]
 
 
-def shapes(nest: Any) -> Any:
+def shapes(nest: Nest) -> Any:
     """Returns the shapes of a nest of tensors or specs, as tuples."""
     return tree.map_structure(
         lambda t: None if t is None else tuple(t.shape), nest
     )
 
 
-def as_specs(nest: Any) -> Any:
+def as_specs(nest: Nest) -> Any:
     """Returns a nest of `keras.KerasTensor`s for batches of any size.
 
     Raises:
@@ -77,7 +79,7 @@ def is_dense(leaf: Any) -> bool:
     return not isinstance(leaf, _SPARSE) and not is_of_scipy
 
 
-def check_dense(nest: Any, name: str) -> None:
+def check_dense(nest: Nest, name: str) -> None:
     """Refuses data, or specs of data, that are sparse or ragged.
 
     Args:
@@ -110,7 +112,7 @@ def check_dense(nest: Any, name: str) -> None:
         )
 
 
-def batch_dimension(nest: Any, name: str, is_split: bool = True) -> int | None:
+def batch_dimension(nest: Nest, name: str, is_split: bool = True) -> int | None:
     """Returns the number of rows of a nest of tensors, None if known later.
 
     Args:
@@ -148,7 +150,7 @@ def batch_dimension(nest: Any, name: str, is_split: bool = True) -> int | None:
 
 
 def check_rows(
-    x: Any, y: Any, sample_weight: Any, is_split: bool = True
+    x: Nest, y: Nest, sample_weight: Nest, is_split: bool = True
 ) -> list[tf.Operation]:
     """Refuses a mini-batch whose nests have different numbers of rows.
 
@@ -188,7 +190,7 @@ def check_rows(
     return [] if tf.executing_eagerly() else checks
 
 
-def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
+def arrival(data: Nest, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Returns operations that run once a mini-batch is there, and checked.
 
     Of data of unknown length Keras takes a batch too many: the step begins, and
@@ -201,7 +203,7 @@ def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
         return [tf.no_op()]
 
 
-def as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
+def as_tensors(x: Nest, y: Nest) -> tuple[Any, Any]:
     """Returns the inputs and labels of one mini-batch as tensors.
 
     Raises:
@@ -228,7 +230,7 @@ def as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-def check_there(x: Any) -> None:
+def check_there(x: Nest) -> None:
     """Refuses a mini-batch without inputs."""
     if not _leaves(x):
         raise ValueError(
@@ -238,7 +240,7 @@ def check_there(x: Any) -> None:
 
 
 # ----------------------------------------------------- as the first layer takes
-def data_spec(x: Any, dtype: str) -> Any:
+def data_spec(x: Nest, dtype: str) -> Any:
     """Returns specs for which layers are built, without a `keras.Input`.
 
     Bytes, above all pixels, become floats where the first layer computes in a
@@ -251,7 +253,7 @@ def data_spec(x: Any, dtype: str) -> Any:
     return spec
 
 
-def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
+def as_expected(x: Nest, specs: Nest, is_declared: bool) -> Any:
     """Returns data in the dtypes and ranks that the layers expect.
 
     None may be a leaf. `is_declared` if the user gave the specs, as a
@@ -289,7 +291,7 @@ def _of_rank(tensor: tf.Tensor, spec: keras.KerasTensor) -> tf.Tensor:
     return tensor
 
 
-def check_shapes(x: Any, specs: Any, is_exact: bool) -> None:
+def check_shapes(x: Nest, specs: Nest, is_exact: bool) -> None:
     """Refuses data of other shapes where Keras does; None may be a leaf.
 
     Sizes must be as declared if `is_exact`. Layers one after the other check
@@ -304,7 +306,7 @@ def check_shapes(x: Any, specs: Any, is_exact: bool) -> None:
                 raise ValueError(_shape_problem(spec, tensor, specs))
 
 
-def unlike(x: Any, specs: Any) -> list[tuple[keras.KerasTensor, tf.Tensor]]:
+def unlike(x: Nest, specs: Nest) -> list[tuple[keras.KerasTensor, tf.Tensor]]:
     """Returns pairs of spec and tensor that differ in more than the batch."""
     by_path = dict(tree.flatten_with_path(specs))
     pairs = [(by_path.get(p), t) for p, t in tree.flatten_with_path(x)]
@@ -320,7 +322,7 @@ def unlike(x: Any, specs: Any) -> list[tuple[keras.KerasTensor, tf.Tensor]]:
 
 
 def _shape_problem(
-    spec: keras.KerasTensor, tensor: tf.Tensor, specs: Any
+    spec: keras.KerasTensor, tensor: tf.Tensor, specs: Nest
 ) -> str:
     of = f" for the input '{spec.name}'" if tree.is_nested(specs) else ""
     return (
@@ -330,7 +332,7 @@ def _shape_problem(
 
 
 @contextlib.contextmanager
-def explaining_sizes(x: Any, specs: Any) -> Iterator[None]:
+def explaining_sizes(x: Nest, specs: Nest) -> Iterator[None]:
     """Inside, errors say how inputs differ from what the layers were built for.
 
     Raises:
@@ -347,7 +349,7 @@ def explaining_sizes(x: Any, specs: Any) -> Iterator[None]:
         raise ValueError("\n".join(words)) from error
 
 
-def warn_of_unknown_sizes(x: Any, specs: Any) -> None:
+def warn_of_unknown_sizes(x: Nest, specs: Nest) -> None:
     """Warns that XLA compiles anew for each size of an axis."""
     for tensor, spec in zip(tree.flatten(x), tree.flatten(specs)):
         if tensor is None or spec is None:

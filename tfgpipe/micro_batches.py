@@ -22,6 +22,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.devices import names
 from tfgpipe.inputs import batch_dimension
+from tfgpipe.internals import Nest
 
 
 class MicroBatches:
@@ -38,7 +39,7 @@ class MicroBatches:
         uniform: Whether all have the same, known number of rows.
     """
 
-    def __init__(self, x: Any, num_micro_batches: int):
+    def __init__(self, x: Nest, num_micro_batches: int):
         is_split = num_micro_batches > 1
         static = batch_dimension(x, "x", is_split)
         if static is None:
@@ -58,7 +59,7 @@ class MicroBatches:
             self.num_rows * m // self.count for m in range(self.count + 1)
         ]
 
-    def split(self, nest: Any) -> list[Any]:
+    def split(self, nest: Nest) -> list[Any]:
         """Returns the nest's rows of every micro-batch: `count` nests."""
         return [
             tree.map_structure(lambda t, m=m: self._rows(t, m), nest)
@@ -163,7 +164,7 @@ def _assert_rows(num_rows: tf.Tensor) -> Any:
     )
 
 
-def structure_of(nest: Any) -> Any:
+def structure_of(nest: Nest) -> Any:
     """A nest like this one, with the position of each leaf in the flat nest.
 
     A tensor that comes several times has the position at which it came first:

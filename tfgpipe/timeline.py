@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfgpipe import inputs
 from tfgpipe.checks import checked_counts
+from tfgpipe.internals import Nest
 from tfgpipe.run import Clock, Event
 from tfgpipe.schedules import Op, Program, merged
 
@@ -48,9 +49,9 @@ def simulated(program: Program, duration: Callable[[Op], float]) -> list[Event]:
 
 def measure(
     model: Any,
-    x: Any,
-    y: Any,
-    sample_weight: Any = None,
+    x: Nest,
+    y: Nest,
+    sample_weight: Nest = None,
     num_steps: int = 3,
 ) -> list[Event]:
     """Trains a few steps, and tells when each task of the last one ran.
@@ -110,7 +111,7 @@ def measure(
     clock = Clock()
 
     @tf.function(autograph=False)
-    def step(data: Any) -> tf.Tensor:
+    def step(data: Nest) -> tf.Tensor:
         with model.timed_by(clock):
             model.train_step(data)
         return tf.stack(clock.times)

@@ -12,6 +12,7 @@ from keras import tree
 
 from tfgpipe.checks import checked_counts, checked_sink
 from tfgpipe.graphs import is_continuous
+from tfgpipe.internals import Nest
 from tfgpipe.model import GPipe, Section, all_finite, examine
 
 
@@ -124,7 +125,7 @@ class _Keeper:
     """
 
     def __init__(self, model: GPipe) -> None:
-        self.data: Any = None
+        self.data: Nest = None
         self._keeps = False
         self._model = model
         self._replaced = model.train_function
@@ -152,7 +153,7 @@ class _Keeper:
             self._model.train_function = self._replaced
 
 
-def first_nonfinite(model: GPipe, data: Any) -> str:
+def first_nonfinite(model: GPipe, data: Nest) -> str:
     """Says where values of a mini-batch are not finite first.
 
     The mini-batch is run again, layer by layer; the model stays as it is. What
@@ -234,7 +235,7 @@ def _all(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     return all_finite(numbers) if numbers else tf.constant(True)
 
 
-def _are_finite(nest: Any) -> bool:
+def _are_finite(nest: Nest) -> bool:
     """Returns whether all numbers of a nest of tensors are."""
     return all(
         bool(np.isfinite(tf.cast(tf.abs(t), "float64").numpy()).all())

@@ -28,6 +28,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.graphs import Piece, is_continuous, pieces_of
+from tfgpipe.internals import Nest
 
 # Activations that need one column alone. Of a sigmoid, Keras knows the logits:
 # it is not among them.
@@ -279,7 +280,7 @@ def in_columns(
 
 
 def _copy_arguments(
-    nest: Any, count: int
+    nest: Nest, count: int
 ) -> tuple[list[Any], list[tuple[tf.Tensor, Sequence[tf.Tensor]]]]:
     """Copies arguments for each group; their gradients are added in order.
 

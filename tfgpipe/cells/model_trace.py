@@ -22,6 +22,7 @@ from tfgpipe import internals
 from tfgpipe.cells.sections import Around, Call, Home, Sections
 from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import TracedModel, TraceOptions
+from tfgpipe.internals import Nest
 from tfgpipe.micro_batches import structure_of
 from tfgpipe.state import ModelScope, MovingStatistics, choosing_moments
 
@@ -38,7 +39,7 @@ class LossAndMetrics(Protocol):
     metrics_add_up: bool
 
     def __call__(
-        self, y_pred: Any, labels: Any, is_split: bool
+        self, y_pred: Nest, labels: Nest, is_split: bool
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns sums and counts of the loss, one each for each output."""
         ...
@@ -111,7 +112,7 @@ class ModelCall:
 
 
 def trace_model(
-    model: ModelCall, x: Any, labels: Any, options: TraceOptions
+    model: ModelCall, x: Nest, labels: Nest, options: TraceOptions
 ) -> TracedModel:
     """Runs the model once, in a graph.
 
@@ -119,7 +120,7 @@ def trace_model(
     """
     fields: dict[str, Any] = {}
 
-    def run(x: Any, labels: Any) -> list[tf.Tensor]:
+    def run(x: Nest, labels: Nest) -> list[tf.Tensor]:
         fields.clear()  # TensorFlow may call it again
         fields.update(_run(model, x, labels))
         return [t for t in fields["outputs"] if t is not None]
@@ -139,7 +140,7 @@ def trace_model(
     )
 
 
-def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
+def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
     """Returns the fields of a `TracedModel` but those of its graph."""
     moving = MovingStatistics(model.normalizations)
     tape = None
@@ -256,7 +257,7 @@ def _warn_of_attributes(outputs: Sequence[Any]) -> None:
         )
 
 
-def _check_loss(loss: Any, x: Any, model: ModelCall) -> tf.Tensor:
+def _check_loss(loss: Any, x: Nest, model: ModelCall) -> tf.Tensor:
     """Returns a loss of `add_loss` as a number; refuses one for each row."""
     loss = tf.convert_to_tensor(loss)
     first = next((t for t in tree.flatten(x) if t is not None), loss)

@@ -32,6 +32,7 @@ from tfgpipe.graphs import (
     follows,
     repeats_of,
 )
+from tfgpipe.internals import Nest
 
 # Returns the indexes of the sections with which steps begin, by the sections
 # and by how many operations each has.
@@ -92,7 +93,7 @@ def nonempty_sections(
 def outline(
     call: Callable[[Any, bool], Any],
     layers: Sequence[keras.layers.Layer],
-    spec: Any,
+    spec: Nest,
     flops: Callable[[tf.Operation], float],
     starts: Starts = nonempty_sections,
     training: bool = True,
@@ -110,7 +111,7 @@ def outline(
         is_split: Whether there will be several micro-batches.
     """
 
-    def of_ones(spec: Any) -> Any:
+    def of_ones(spec: Nest) -> Any:
         if spec is None:
             return None
         return keras.KerasTensor([size or 1 for size in spec.shape], spec.dtype)
@@ -134,7 +135,7 @@ def _calls(traced: TracedModel) -> list[tuple[list[int], int]]:
 def shape_trace(
     call: Callable[[Any, bool], Any],
     layers: Sequence[keras.layers.Layer],
-    spec: Any,
+    spec: Nest,
     training: bool = True,
     is_split: bool = False,
 ) -> TracedModel:

@@ -53,6 +53,7 @@ from tfgpipe.graphs import (
     stateful_kinds,
     warn_of_host,
 )
+from tfgpipe.internals import Nest
 
 
 class Tracer:
@@ -84,7 +85,7 @@ class Tracer:
         self.compiles = jit_compile
         self._functions: dict[Hashable, CellFunctions] = {}
 
-    def unanalysed(self, x: Any) -> Any:
+    def unanalysed(self, x: Nest) -> Any:
         """Returns a nest of tensors whose users TensorFlow does not analyse.
 
         It would do so before the first step, see `internals.analysis_stopper`.
@@ -100,8 +101,8 @@ class Tracer:
         self,
         call: ModelCall,
         cells: Sequence[Cell],
-        x: Any,
-        labels: Any,
+        x: Nest,
+        labels: Nest,
         recomputes: Sequence[bool],
     ) -> TracedModel:
         """Runs a model once.

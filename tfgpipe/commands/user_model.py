@@ -21,6 +21,7 @@ from absl import flags
 from keras import tree
 
 from tfgpipe.commands.command_line import BadFlags
+from tfgpipe.internals import Nest
 from tfgpipe.sequence import source_of
 
 
@@ -77,7 +78,7 @@ def load(text: str) -> tuple[keras.Model | Sequence[keras.Layer], Any]:
     return model, inputs
 
 
-def random_rows(inputs: Any, num_rows: int) -> Any:
+def random_rows(inputs: Nest, num_rows: int) -> Any:
     """Returns so many rows for a nest of inputs, the same ones each time.
 
     Floats are of a normal distribution; integers are 0 or 1, which every table

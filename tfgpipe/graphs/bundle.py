@@ -20,6 +20,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfgpipe.internals import Nest
+
 # What is known of a micro-batch: values by the references of tensors of the
 # model's graph; of a `Bundle`, packed, by the bundle.
 Values: TypeAlias = dict[Any, Any]
@@ -135,7 +137,7 @@ def as_bundle(one: tf.Tensor | Bundle) -> Bundle:
     return one if isinstance(one, Bundle) else Bundle([one], together=False)
 
 
-def tensors(nest: Any) -> list[tf.Tensor]:
+def tensors(nest: Nest) -> list[tf.Tensor]:
     """All tensors of a nest, those in sparse gradients too."""
     flat = tf.nest.flatten(nest, expand_composites=True)
     return [t for t in flat if t is not None]

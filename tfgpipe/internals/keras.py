@@ -36,6 +36,10 @@ from tfgpipe.internals.tensorflow import (
     tell_tapes,
 )
 
+# What `keras.tree` walks: a tensor, spec or array, or tuples, lists and dicts
+# of nests.
+Nest = Any
+
 _UNINITIALIZED = "uninitialized_variables"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _MADE = "_tfgpipe_made"
@@ -539,7 +543,7 @@ def copies_of(
 
 # -------------------------------------------------------- losses and metrics
 def build_losses_and_metrics(
-    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any
+    model: keras.Model, x: Nest, y: Nest, y_pred: Nest, sample_weight: Nest
 ) -> None:
     """Creates the variables of compiled losses and metrics.
 
@@ -606,10 +610,10 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
 
 def compute_loss(
     model: keras.Model,
-    x: Any,
-    y: Any,
-    y_pred: Any,
-    sample_weight: Any,
+    x: Nest,
+    y: Nest,
+    y_pred: Nest,
+    sample_weight: Nest,
     training: bool,
 ) -> Any:
     """`compute_loss`, also where an override takes no `training`."""
@@ -701,7 +705,7 @@ def _inner_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def reduce_weighted_values(
-    values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: str
+    values: Any, sample_weight: Nest, mask: Any, reduction: str, dtype: str
 ) -> Any:
     """Keras's own weighting, masking and reduction of a loss's values."""
     return _loss.reduce_weighted_values(
@@ -714,7 +718,7 @@ def reduce_weighted_values(
 
 
 def effective_weights(
-    values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: str
+    values: Any, sample_weight: Nest, mask: Any, reduction: str, dtype: str
 ) -> Any:
     """The weights by which Keras multiplies a loss's values, or None."""
     if sample_weight is not None:
@@ -730,7 +734,7 @@ def effective_weights(
 
 
 def metric_calls(
-    compile_metrics: Any, y: Any, y_pred: Any, sample_weight: Any
+    compile_metrics: Any, y: Nest, y_pred: Nest, sample_weight: Nest
 ) -> list[tuple[keras.metrics.Metric, Any, Any, Any]]:
     """Says what every metric would be called with: (metric, y, y_pred, weight).
 
@@ -747,7 +751,7 @@ def metric_calls(
             self.metrics = metrics
 
         def update_state(
-            self, y_true: Any, y_pred: Any, sample_weight: Any = None
+            self, y_true: Nest, y_pred: Nest, sample_weight: Nest = None
         ) -> None:
             calls.extend(
                 (metric, y_true, y_pred, sample_weight)
@@ -779,7 +783,7 @@ def function_arguments(wrapper: Any) -> dict[str, Any]:
 
 
 # -------------------------------------------------------- batch normalization
-def batch_moments(layer: Any, inputs: Any, mask: Any) -> Any:
+def batch_moments(layer: Any, inputs: Nest, mask: Any) -> Any:
     """Mean and variance, as a `BatchNormalization` computes them."""
     return type(layer)._moments(layer, inputs, mask)
 
@@ -805,7 +809,7 @@ def recording_moments(
     """
 
     def wrap(layer: Any) -> Callable:
-        def moments(inputs: Any, mask: Any) -> Any:
+        def moments(inputs: Nest, mask: Any) -> Any:
             mean, variance = compute(layer, inputs, mask)
             record(layer, inputs, mask, mean, variance)
             return mean, variance
@@ -1494,10 +1498,10 @@ def supports_jit(model: keras.Model) -> bool:
 class BuiltBeforeTracing(keras.Model):
     """A model that is told of its data before Keras traces a step."""
 
-    def build_for(self, data: Any) -> None:
+    def build_for(self, data: Nest) -> None:
         """Called with what a step will get, or its `tf.TensorSpec`s."""
 
-    def note_data(self, data: Any) -> None:
+    def note_data(self, data: Nest) -> None:
         """Called with arrays of data, some or all, where there are any."""
 
     def _maybe_symbolic_build(

@@ -18,12 +18,12 @@ mini-batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.internals import Nest
 from tfgpipe.state import InnerScope
 
 
@@ -54,7 +54,7 @@ class Head:
             self.metric_state = list(self._metrics.variables)
 
     def __call__(
-        self, y_pred: Any, labels: Any, is_split: bool
+        self, y_pred: Nest, labels: Nest, is_split: bool
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Adds up the loss of each output and updates the metrics.
 
@@ -73,7 +73,7 @@ class Head:
 
         # Keras calls each loss with the labels that it has found for it.
         def replace(_: int, loss: keras.losses.Loss) -> Callable:
-            def add_up(y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+            def add_up(y: Nest, y_pred: Nest, sample_weight: Nest) -> tf.Tensor:
                 if is_split:
                     total, count = sum_and_count(loss, y, y_pred, sample_weight)
                 else:
@@ -123,7 +123,7 @@ def _check_weights(
 
 
 def sum_and_count(
-    loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
+    loss: keras.losses.Loss, y_true: Nest, y_pred: Nest, sample_weight: Nest
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the weighted sum of a loss's values, and Keras's divisor.
 

@@ -32,6 +32,7 @@ from tfgpipe import internals
 from tfgpipe.devices import names
 from tfgpipe.graphs import as_tensor, gradient_sums, is_continuous
 from tfgpipe.inputs import as_specs
+from tfgpipe.internals import Nest
 from tfgpipe.loss.row_wise import refusals
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
@@ -392,7 +393,7 @@ class WholeMiniBatchLoss(Objective):
         losses: list[_Loss] = []
         results = batch.results
 
-        def trace(data: Any, handed_out: Any, extra: Any) -> None:
+        def trace(data: Nest, handed_out: Any, extra: Any) -> None:
             values = [penalty.value for penalty in penalties(self._model)]
             losses.append(
                 self._differentiated(

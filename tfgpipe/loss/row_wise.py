@@ -23,6 +23,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.graphs import stateful_kinds
+from tfgpipe.internals import Nest
 
 Shape = Sequence[int | None]
 
@@ -86,7 +87,7 @@ _MANY_ROWS = 7919  # a prime, which no other axis has
 
 
 def loss_adds_up(
-    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+    model: keras.Model, y: Nest, y_pred: Nest, sample_weight: Nest
 ) -> bool:
     """Returns whether a compiled model's loss is a sum over rows.
 
@@ -116,7 +117,7 @@ def _calls_of_losses(
     calls: list[tuple[keras.losses.Loss, Any, Any]] = []
 
     def replace(_: int, loss: keras.losses.Loss) -> Callable:
-        def note(y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        def note(y: Nest, y_pred: Nest, sample_weight: Nest) -> tf.Tensor:
             calls.append((loss, y, y_pred))
             return tf.zeros([])
 
@@ -142,7 +143,7 @@ def has_own_scale(optimizer: keras.Optimizer | None) -> bool:
 
 
 def metrics_add_up(
-    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+    model: keras.Model, y: Nest, y_pred: Nest, sample_weight: Nest
 ) -> bool:
     """Returns whether a compiled model's metrics only add up rows.
 
@@ -159,12 +160,12 @@ def metrics_add_up(
     )
 
 
-def _has_feature_axis(y_pred: Any) -> bool:
+def _has_feature_axis(y_pred: Nest) -> bool:
     """Returns whether the last axis, which losses average, is not the batch."""
     return all(len(t.shape) > 1 for t in tree.flatten(y_pred) if t is not None)
 
 
-def _is_rowwise_loss(loss: keras.losses.Loss, y: Any, y_pred: Any) -> bool:
+def _is_rowwise_loss(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> bool:
     if _refusal(loss, y, y_pred) is not None:
         return False
     if getattr(loss, "is_row_wise", False):
@@ -186,7 +187,7 @@ def _is_rowwise_loss(loss: keras.losses.Loss, y: Any, y_pred: Any) -> bool:
 
 
 def refusals(
-    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+    model: keras.Model, y: Nest, y_pred: Nest, sample_weight: Nest
 ) -> list[str]:
     """Says of losses that say `is_row_wise = True` why they cannot be.
 
@@ -209,7 +210,7 @@ def refusals(
     return reasons
 
 
-def _refusal(loss: keras.losses.Loss, y: Any, y_pred: Any) -> str | None:
+def _refusal(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> str | None:
     """Says why a loss cannot be computed of some rows at a time, or None.
 
     It must accept labels and outputs of very many rows: if labels of one rank
@@ -227,7 +228,7 @@ def _refusal(loss: keras.losses.Loss, y: Any, y_pred: Any) -> str | None:
     kinds: set[str] = set()
     assigned: list[keras.Variable] = []
 
-    def call(y: Any, y_pred: Any) -> None:
+    def call(y: Nest, y_pred: Nest) -> None:
         with keras.StatelessScope() as scope:
             loss.call(y, y_pred)
         assigned.extend(scope.state_mapping)
@@ -256,7 +257,7 @@ def _refusal(loss: keras.losses.Loss, y: Any, y_pred: Any) -> str | None:
 
 
 def _is_rowwise_metric(
-    metric: keras.Metric, y: Any, y_pred: Any, sample_weight: Any
+    metric: keras.Metric, y: Nest, y_pred: Nest, sample_weight: Nest
 ) -> bool:
     if any(map(tree.is_nested, (y, y_pred, sample_weight))) or y is None:
         return False
@@ -275,7 +276,7 @@ def _is_rowwise_metric(
 
 
 def _averages_rows(
-    metric: keras.Metric, y: Any, y_pred: Any, weights_rank: int | None
+    metric: keras.Metric, y: Nest, y_pred: Nest, weights_rank: int | None
 ) -> bool:
     """Returns whether a metric averages values, each of one row."""
     arguments = internals.function_arguments(metric)

@@ -14,6 +14,7 @@ from tfgpipe import inputs, internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
+from tfgpipe.internals import Nest
 from tfgpipe.model.groups import grouped_cells, shared_out
 from tfgpipe.model.shards import tell_of_large
 from tfgpipe.schedules import Remat, Schedule
@@ -51,8 +52,8 @@ class Built:
     counts: tuple[int, ...]
     costs: tuple[float, ...]
     compiles: bool
-    input_spec: Any
-    output_spec: Any
+    input_spec: Nest
+    output_spec: Nest
     num_micro_batches: int
     num_replicas: int
     schedule_of: Callable[[int], Schedule]
@@ -80,13 +81,13 @@ class Built:
             device for cell in self.cells for device in cell.devices
         )
 
-    def cast_inputs(self, x: Any) -> Any:
+    def cast_inputs(self, x: Nest) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
         is_declared = self.source.input_spec is not None
         x = self.source.arranged(x)
         return inputs.as_expected(x, self.input_spec, is_declared)
 
-    def as_taken(self, x: Any) -> Any:
+    def as_taken(self, x: Nest) -> Any:
         """Data as the first layer takes it, checked."""
         x = self.cast_inputs(x)
         model = self.source.model
@@ -96,7 +97,7 @@ class Built:
 
 
 def build(
-    arguments: Arguments, input_spec: Any, name: str, compiles: bool = False
+    arguments: Arguments, input_spec: Nest, name: str, compiles: bool = False
 ) -> Built:
     """Cuts the layers into cells; their variables have no values yet.
 
@@ -141,13 +142,13 @@ def build(
     )
 
 
-def _input_tensors(specs: Any, taken: set[str]) -> Any:
+def _input_tensors(specs: Nest, taken: set[str]) -> Any:
     """Symbolic inputs at which functional models can begin.
 
     In a dict they have its names, where layers have not `taken` them.
     """
 
-    def as_input(spec: Any, name: str | None = None) -> Any:
+    def as_input(spec: Nest, name: str | None = None) -> Any:
         if spec is None:
             return None
         return keras.Input(batch_shape=spec.shape, dtype=spec.dtype, name=name)
@@ -176,7 +177,7 @@ def regrouped(arguments: Arguments, built: Built, compiles: bool) -> Built:
 
 
 def _counts(
-    arguments: Arguments, costs: Sequence[float], input_spec: Any
+    arguments: Arguments, costs: Sequence[float], input_spec: Nest
 ) -> list[int]:
     """How many steps each cell has."""
     source, k = arguments.source, arguments.num_partitions

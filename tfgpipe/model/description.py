@@ -23,6 +23,7 @@ from tfgpipe import internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.devices import placement
 from tfgpipe.inputs import shapes
+from tfgpipe.internals import Nest
 from tfgpipe.model.build import Built
 from tfgpipe.model.face import Face
 from tfgpipe.profiles import aligned
@@ -175,7 +176,7 @@ class Description(Face):
         return self.sequence[0].compute_dtype
 
     def compute_output_spec(
-        self, inputs: Any, training: bool | None = None
+        self, inputs: Nest, training: bool | None = None
     ) -> Any:
         """Shapes and dtypes of outputs, see `keras.Layer`; nothing is run."""
         if self._source.model is not None:

@@ -27,6 +27,7 @@ from tfgpipe import internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.checks import check_names, checked_counts, checked_path
 from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.internals import Nest
 from tfgpipe.model.gradients import OwnSteps
 from tfgpipe.model.rehearsal import Rehearsals
 from tfgpipe.model.saving import Saving
@@ -274,7 +275,7 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         if self._source.input_spec is not None:
             self.build_for_spec(self._source.input_spec)
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: Nest, training: bool | None = None) -> Any:
         """Calls the model without a pipeline, each layer on its device."""
         if training:
             self.warn_of_tape()
@@ -354,7 +355,7 @@ class GPipe(Saving, Rehearsals, OwnSteps):
 
     def generate(
         self,
-        inputs: Any,
+        inputs: Nest,
         max_length: int | None = None,
         stop_token_ids: Any = "auto",
         num_groups: int | None = None,

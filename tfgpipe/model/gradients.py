@@ -15,6 +15,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.graphs import is_continuous
+from tfgpipe.internals import Nest
 from tfgpipe.model.step import TrainingSteps, as_graph
 
 
@@ -40,9 +41,9 @@ class OwnSteps(TrainingSteps):
 
     def loss_and_gradients(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: Nest,
+        y: Nest = None,
+        sample_weight: Nest = None,
         *,
         update_metrics: bool = True,
     ) -> tuple[tf.Tensor, list[Any]]:
@@ -125,15 +126,15 @@ class OwnSteps(TrainingSteps):
         return results
 
     @as_graph("train")
-    def _passed_with_metrics(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
+    def _passed_with_metrics(self, data: Nest) -> tuple[tf.Tensor, list[Any]]:
         return self._loss_and_gradients(data, updates_metrics=True)
 
     @as_graph("train")
-    def _passed(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
+    def _passed(self, data: Nest) -> tuple[tf.Tensor, list[Any]]:
         return self._loss_and_gradients(data, updates_metrics=False)
 
     def _loss_and_gradients(
-        self, data: Any, updates_metrics: bool
+        self, data: Nest, updates_metrics: bool
     ) -> tuple[tf.Tensor, list[Any]]:
         passes = self.pass_both_ways(data, False, updates_metrics)
         with tf.control_dependencies(passes.arrival):

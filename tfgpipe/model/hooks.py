@@ -32,6 +32,7 @@ from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
 from tfgpipe.graphs import in_turn
 from tfgpipe.inputs import as_specs, is_dense, shapes
+from tfgpipe.internals import Nest
 from tfgpipe.model.build import build
 from tfgpipe.model.compilation import Compilation
 from tfgpipe.model.nonfinite import Skips
@@ -62,7 +63,7 @@ class _Notes:
         is_warned_of_tape: Whether it was said that a tape trains the model.
     """
 
-    input_spec: Any = None
+    input_spec: Nest = None
     storage: Storage | None = None
     skips: Skips | None = None
     is_new: bool = True
@@ -191,7 +192,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
                 self.place()
         self.built = True
 
-    def build_for_spec(self, spec: Any) -> None:
+    def build_for_spec(self, spec: Nest) -> None:
         """Builds for inputs, a nest of specs, which tell more than shapes."""
         self._notes.input_spec = spec
         try:
@@ -314,7 +315,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             )
 
     def prepare(
-        self, x: Any, y: Any, sample_weight: Any, with_loss: bool
+        self, x: Nest, y: Nest, sample_weight: Nest, with_loss: bool
     ) -> None:
         """Creates all variables, before the step is traced if possible."""
         with internals.outside_functions(), internals.without_strategy():
@@ -498,11 +499,11 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
                 slots = internals.slots(one, variable)
                 placement.create_or_move(slots, variable.value.device)
 
-    def cast_inputs(self, x: Any) -> Any:
+    def cast_inputs(self, x: Nest) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
         return self.built_for("cast_inputs()").cast_inputs(x)
 
-    def note_data(self, data: Any) -> None:
+    def note_data(self, data: Nest) -> None:
         """Keeps the first rows of data, on which layers are tried."""
         if data is None or self.num_micro_batches * self.num_replicas == 1:
             return

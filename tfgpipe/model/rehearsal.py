@@ -31,6 +31,7 @@ from tfgpipe.checks import checked_counts
 from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
 from tfgpipe.graphs import Part, TracedModel, in_turn, tensors
+from tfgpipe.internals import Nest
 from tfgpipe.loss import Objective
 from tfgpipe.model.build import Built
 from tfgpipe.model.step import TrainingSteps, mini_batch_of, pipeline_of
@@ -135,7 +136,7 @@ class Rehearsals(TrainingSteps):
         specs = known or (built.input_spec, None, None)
         found: list[Program] = []
 
-        def lowering(*batch: Any) -> None:
+        def lowering(*batch: Nest) -> None:
             head, loss = None, Objective(self, batch, training=True)
             if known is not None:
                 head, loss = self._loss_of(batch, training=True)
@@ -167,7 +168,7 @@ class Rehearsals(TrainingSteps):
 
     def rehearse(
         self,
-        data: Any,
+        data: Nest,
         look: Callable[[list[tf.Tensor]], Any] = list,
         on_host: bool = False,
     ) -> Rehearsal:
@@ -181,7 +182,7 @@ class Rehearsals(TrainingSteps):
         """
         traces: list[tuple[list[Section], MiniBatch]] = []
 
-        def run(data: Any) -> Any:
+        def run(data: Nest) -> Any:
             total, gradients, pipeline, batch = self._by_sections(data, on_host)
             built, state = self.built_for("check()"), batch.traced.state
             sections = _sections(built, batch, pipeline.tasks)
@@ -228,7 +229,7 @@ class Rehearsals(TrainingSteps):
         return Rehearsal(total, gradients, start, seeds, ran, batch)
 
     def _by_sections(
-        self, data: Any, on_host: bool
+        self, data: Nest, on_host: bool
     ) -> tuple[tf.Tensor, list[Any], Pipeline, MiniBatch]:
         """Traces a step whose cells are the sections of the model."""
         given, _ = self._unpack(data)

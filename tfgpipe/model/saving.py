@@ -30,6 +30,7 @@ from tfgpipe.devices import (
 )
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import read_whole, written_whole
+from tfgpipe.internals import Nest
 from tfgpipe.model.hooks import Hooks
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.schedules import CHUNKS
@@ -207,7 +208,7 @@ def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def spec_config(spec: Any) -> dict[str, Any]:
+def spec_config(spec: Nest) -> dict[str, Any]:
     """A nest of `keras.KerasTensor`s as plain values."""
     flat = tree.flatten(spec)
     return {

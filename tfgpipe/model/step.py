@@ -24,6 +24,7 @@ from tfgpipe.devices import placement
 from tfgpipe.failures import setting
 from tfgpipe.graphs import one_step
 from tfgpipe.inputs import as_specs, check_dense, check_rows
+from tfgpipe.internals import Nest
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -98,7 +99,7 @@ def as_graph(kind: str) -> Callable[[Callable], Callable]:
 
         @functools.wraps(step)
         @tf.autograph.experimental.do_not_convert
-        def called(self: Any, data: Any) -> Any:
+        def called(self: Any, data: Nest) -> Any:
             if tf.executing_eagerly():
                 return self.run_as_graph(in_graph, data, kind)
             with setting(in_pipeline, True):
@@ -111,7 +112,7 @@ def as_graph(kind: str) -> Callable[[Callable], Callable]:
 
 def mini_batch_of(
     built: Built,
-    x: Any,
+    x: Nest,
     labels: Sequence[Any],
     head: Head | None,
     training: bool,
@@ -170,7 +171,7 @@ class TrainingSteps(Hooks):
         super().__init__(*args, **kwargs)
         self._step_notes = _StepNotes()
 
-    def build_for(self, data: Any) -> None:
+    def build_for(self, data: Nest) -> None:
         """Creates all variables before Keras traces a step.
 
         `data` is what the step will get, with `tf.TensorSpec`s for tensors.
@@ -190,7 +191,7 @@ class TrainingSteps(Hooks):
 
     @base
     @as_graph("train")
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Nest) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
         passes = self.pass_both_ways(data)
         with tf.control_dependencies(passes.arrival):
@@ -201,7 +202,7 @@ class TrainingSteps(Hooks):
 
     def pass_both_ways(
         self,
-        data: Any,
+        data: Nest,
         is_whole_step: bool = True,
         updates_metrics: bool = True,
     ) -> Passes:
@@ -228,7 +229,7 @@ class TrainingSteps(Hooks):
 
     @base
     @as_graph("test")
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Nest) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
         batch, arrival = self._unpack(data)
         head, loss = self._loss_of(batch, training=False)
@@ -242,7 +243,7 @@ class TrainingSteps(Hooks):
 
     @base
     @as_graph("predict")
-    def predict_step(self, data: Any) -> Any:
+    def predict_step(self, data: Nest) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         batch, arrival = self._unpack(data, with_loss=False)
         run = self._forward(batch, None, None, training=False)
@@ -251,7 +252,7 @@ class TrainingSteps(Hooks):
         return run.results.joined_outputs()
 
     def _unpack(
-        self, data: Any, with_loss: bool = True
+        self, data: Nest, with_loss: bool = True
     ) -> tuple[tuple[Any, Any, Any], list[tf.Operation]]:
         """The mini-batch as it is given, and what has run once it is there.
 
@@ -325,7 +326,7 @@ class TrainingSteps(Hooks):
 
     def pipeline_for(
         self,
-        x: Any,
+        x: Nest,
         labels: Sequence[Any],
         head: Head | None,
         loss: Objective | None,
@@ -479,7 +480,7 @@ class TrainingSteps(Hooks):
         return [*added, *super().losses]
 
     # -------------------------------------------------------- called eagerly
-    def run_as_graph(self, step: Callable, data: Any, kind: str) -> Any:
+    def run_as_graph(self, step: Callable, data: Nest, kind: str) -> Any:
         """Runs a step that was called eagerly, as `as_graph` has it."""
         getattr(self, f"make_{kind}_function")()  # what Keras checks before
         self.note_data(data)
@@ -509,7 +510,7 @@ class TrainingSteps(Hooks):
                 return call(traced, data)
 
     def _run_in_python(
-        self, kind: str, x: Any, y: Any, sample_weight: Any
+        self, kind: str, x: Nest, y: Nest, sample_weight: Nest
     ) -> None:
         """Has Python run the model, loss and metrics on a whole mini-batch.
 
@@ -558,7 +559,7 @@ class TrainingSteps(Hooks):
             tf.config.run_functions_eagerly(was_eager[1])
 
 
-def _captured_by(call: Callable, function: Any, data: Any) -> list[tf.Tensor]:
+def _captured_by(call: Callable, function: Any, data: Nest) -> list[tf.Tensor]:
     """Returns what a step reads and assigns; nothing if it cannot be traced.
 
     It fails in Python then, which says more. `call` calls what traces it.

@@ -32,6 +32,7 @@ from tfgpipe.graphs import (
     sums_over_replicas,
     without_gradients,
 )
+from tfgpipe.internals import Nest
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.run.results import Results
 from tfgpipe.schedules import Program, Remat, Schedule, lower
@@ -70,8 +71,8 @@ class MiniBatch:
         self,
         cells: list[Cell],
         source: Any,
-        x: Any,
-        labels: Any,
+        x: Nest,
+        labels: Nest,
         num_micro_batches: int,
         training: bool,
         head: LossAndMetrics | None,
@@ -143,7 +144,7 @@ class MiniBatch:
         )
 
     def _split(
-        self, x: Any, labels: Any, num_micro_batches: int
+        self, x: Nest, labels: Nest, num_micro_batches: int
     ) -> tuple[list[Any], list[Any]]:
         """The rows of micro-batches, and of their labels."""
         cells = self.cells
@@ -162,7 +163,7 @@ class MiniBatch:
         self.replicas = Replicas(grid, self.micro_batches.count)
         return inputs, label_rows
 
-    def _specs(self, nest: Any) -> Any:
+    def _specs(self, nest: Nest) -> Any:
         return tree.map_structure(
             lambda t: None if t is None else self.spec(t), nest
         )

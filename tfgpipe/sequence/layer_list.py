@@ -23,7 +23,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
 from tfgpipe.inputs import shapes
-from tfgpipe.internals import SymbolicCall
+from tfgpipe.internals import Nest, SymbolicCall
 from tfgpipe.partition import partition
 from tfgpipe.sequence.steps import Source, resolve_cost
 from tfgpipe.sequence.whole_model import called_model
@@ -62,7 +62,7 @@ class LayerList(Source):
         if not self.problems:
             self._check_graph(first, start)
 
-    def call(self, x: Any, training: bool | None) -> Any:
+    def call(self, x: Nest, training: bool | None) -> Any:
         """Calls the layers one after the other, or the model that they are."""
         for model in self.models:
             if model.built:
@@ -82,7 +82,7 @@ class LayerList(Source):
         """See `Source`; the models that have these layers."""
         return {id(model) for model in self.models}
 
-    def symbolic(self, spec: Any) -> Any:
+    def symbolic(self, spec: Nest) -> Any:
         """Returns the layers' symbolic outputs; they may get variables."""
         with (
             internals.deferred_variables(),
@@ -93,7 +93,7 @@ class LayerList(Source):
                 spec = layer(spec)
         return spec
 
-    def arranged(self, x: Any) -> Any:
+    def arranged(self, x: Nest) -> Any:
         """Returns data as the first layer takes it.
 
         As in `keras.Sequential`, the tensor for a `keras.Input` may be in a
@@ -315,7 +315,7 @@ def _quoted(operations: Iterable[keras.Operation]) -> str:
     return " and ".join(dict.fromkeys(texts))
 
 
-def _called(layer: keras.layers.Layer, x: Any, training: bool | None) -> Any:
+def _called(layer: keras.layers.Layer, x: Nest, training: bool | None) -> Any:
     """Calls a layer, whose output gets the mask that it has in a model.
 
     Keras gives none to a tensor that has one. In a model of the layers a tensor
@@ -336,7 +336,7 @@ def _called(layer: keras.layers.Layer, x: Any, training: bool | None) -> Any:
 
 
 @contextlib.contextmanager
-def _naming(layer: keras.layers.Layer, x: Any, before: str) -> Iterator[None]:
+def _naming(layer: keras.layers.Layer, x: Nest, before: str) -> Iterator[None]:
     """Inside, errors say that a layer must accept `before`, if not empty."""
     try:
         yield

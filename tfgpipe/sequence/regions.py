@@ -25,6 +25,7 @@ from keras import tree
 
 from tfgpipe.devices import names
 from tfgpipe.graphs import LIKELY_ROWS, Repeat
+from tfgpipe.internals import Nest
 
 # A smaller function would be a large share of its own call.
 _LEAST_OPERATIONS = 24
@@ -42,7 +43,7 @@ _SLACK = 1.25
 
 def region_bounds(
     source: Any,
-    input_spec: Any,
+    input_spec: Nest,
     num_micro_batches: int,
     recomputes: bool,
     devices: Sequence[str],

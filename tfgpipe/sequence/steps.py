@@ -40,6 +40,7 @@ from tfgpipe.cells import (
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import example_of
 from tfgpipe.graphs import Repeat, TracedModel, operation_flops
+from tfgpipe.internals import Nest
 from tfgpipe.partition import cut_graph
 
 # Larger calls are several steps, and all calls of fewer than this makes: four
@@ -90,14 +91,14 @@ class Source:
         self.made_bytes: list[int] = []
         self.flops: list[float] = []
         self.repeats: list[Repeat] = []
-        self.input_spec: Any = None
+        self.input_spec: Nest = None
         self.problems: list[str] = []
         self.arguments: list[tuple[Any, ...]] = []
         self._counts: list[int] = []  # steps of each call
         self._traced: TracedModel | None = None
         self._apart: Collection[str] = ()
 
-    def call(self, x: Any, training: bool | None) -> Any:
+    def call(self, x: Nest, training: bool | None) -> Any:
         """Calls the model; `training` is None for the layers' defaults."""
         raise NotImplementedError
 
@@ -106,7 +107,7 @@ class Source:
         return set()
 
     def run_on_shapes(
-        self, spec: Any, is_split: bool, apart: Collection[str] = ()
+        self, spec: Nest, is_split: bool, apart: Collection[str] = ()
     ) -> tuple[Any, list[float]]:
         """Runs the model on shapes; layers get variables without storage.
 
@@ -197,7 +198,7 @@ class Source:
         return traced
 
     def outlined(
-        self, spec: Any, is_split: bool = False
+        self, spec: Nest, is_split: bool = False
     ) -> tuple[Outline, Any]:
         """Runs the model on shapes, takes its steps, returns output specs."""
         run, output = self._run(spec, is_split)
@@ -206,7 +207,7 @@ class Source:
         self.flops, self.repeats = run.flops, run.repeats
         return run, output
 
-    def _run(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
+    def _run(self, spec: Nest, is_split: bool) -> tuple[Outline, Any]:
         # Code that looks at sizes may need some; a model that cannot be trained
         # may predict.
         example = example_of(spec, _ROWS, _SIZE)
@@ -396,7 +397,7 @@ def _cost_of_call(
 
 
 def resolve_cost(
-    layer: keras.layers.Layer, cost: Any, input_spec: Any
+    layer: keras.layers.Layer, cost: Any, input_spec: Nest
 ) -> float:
     """Returns the cost of a layer that the user gave, in its unit.
 
@@ -438,7 +439,7 @@ def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
     )
 
 
-def _shapes(input_spec: Any) -> Any:
+def _shapes(input_spec: Nest) -> Any:
     return tree.map_structure(lambda x: getattr(x, "shape", None), input_spec)
 
 

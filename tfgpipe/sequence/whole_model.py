@@ -13,10 +13,11 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
+from tfgpipe.internals import Nest
 from tfgpipe.sequence.steps import Source
 
 
-def called_model(model: keras.Model, x: Any, training: bool | None) -> Any:
+def called_model(model: keras.Model, x: Nest, training: bool | None) -> Any:
     """Calls a model as Keras's steps do; None for its own default."""
     if training is not None and internals.takes_training(model):
         return model(x, training=training)
@@ -70,7 +71,7 @@ class WholeModel(Source):
             ]
             self.costs = [None] * len(self.calls)
 
-    def call(self, x: Any, training: bool | None) -> Any:
+    def call(self, x: Nest, training: bool | None) -> Any:
         """Calls the model, which sees that its trainer is compiled."""
         trainer, attributes = self.trainer(), {}
         if trainer is not None and trainer.compiled:
@@ -99,7 +100,7 @@ class WholeModel(Source):
             else:
                 yield from self._called(call.operation)
 
-    def arranged(self, x: Any) -> Any:
+    def arranged(self, x: Nest) -> Any:
         """Returns data in the structure of the inputs of a functional model.
 
         It takes a dict by the names of inputs, and lists for tuples.

@@ -23,6 +23,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import Cell, ModelCall
 from tfgpipe.graphs import TracedModel, Values, is_continuous
+from tfgpipe.internals import Nest
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.conditions import conditions_of_rows
@@ -76,7 +77,7 @@ class Phase:
         self.sizes_vary = False  # of what units give, by their rows
         self.lookups_of_rows: set[tuple[int, int]] = set()
 
-    def begin(self, specs: Any) -> TriedGraph | None:
+    def begin(self, specs: Nest) -> TriedGraph | None:
         """Makes the graph, of any number of rows; None if that fails."""
         self.all_metrics = [
             m for layer in self.call.layers for m in layer.metrics
@@ -84,7 +85,7 @@ class Phase:
         self.metrics = {id(v) for v in self.call.metric_state}
         return self._made(specs, known=self._known)
 
-    def _made(self, specs: Any, **options: Any) -> Any:
+    def _made(self, specs: Nest, **options: Any) -> Any:
         """A graph to try, taken; None if that fails."""
         host = "/device:CPU:0"
         try:
@@ -106,7 +107,7 @@ class Phase:
         return graph
 
     def know_rows(
-        self, specs: Any, step: TracedModel, units: Units, total: int | None
+        self, specs: Nest, step: TracedModel, units: Units, total: int | None
     ) -> TriedGraph | None:
         """Looks for code that does something else where it knows the rows.
 
@@ -190,7 +191,7 @@ class Phase:
 
     def _first_unlike(
         self,
-        specs: Any,
+        specs: Nest,
         num_rows: int,
         known: tuple[TracedModel, Units] | None,
     ) -> tuple[Cell, str] | None:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe.internals import Nest
+
 
 class Parts(NamedTuple):
     """How many rows each part has."""
@@ -45,14 +47,14 @@ MANY = Parts(1, 31)
 LENGTHS = (8, 7, 1, 130)
 
 
-def has_unknown_sizes(specs: Any) -> bool:
+def has_unknown_sizes(specs: Nest) -> bool:
     """Returns whether an axis but for the rows' may have any length."""
     flat = [spec for spec in tree.flatten(specs) if spec is not None]
     return any(None in tuple(spec.shape)[1:] for spec in flat)
 
 
 def drawn(
-    specs: Any, length: int, limit: int, seed: int = 0, parts: Parts = FEW
+    specs: Nest, length: int, limit: int, seed: int = 0, parts: Parts = FEW
 ) -> list[Any]:
     """Three drawn nests of tensors: all rows, the first ones, and the others.
 
@@ -62,7 +64,7 @@ def drawn(
     """
     count = parts.total
 
-    def one(spec: Any) -> Any:
+    def one(spec: Nest) -> Any:
         if spec is None:
             return None
         sizes = [size or length for size in tuple(spec.shape)[1:]]
@@ -90,7 +92,7 @@ def drawn(
     return with_parts(tree.map_structure(one, specs), parts)
 
 
-def num_rows(data: Any) -> int:
+def num_rows(data: Nest) -> int:
     """Rows of a nest of arrays; 0 if it is something else."""
     flat = [leaf for leaf in tree.flatten(data) if leaf is not None]
     is_array = all(hasattr(leaf, "shape") for leaf in flat)
@@ -99,14 +101,14 @@ def num_rows(data: Any) -> int:
     return min(leaf.shape[0] if len(leaf.shape) else 0 for leaf in flat)
 
 
-def first_rows(data: Any, count: int) -> Any:
+def first_rows(data: Nest, count: int) -> Any:
     """The first rows of a nest of arrays, as tensors."""
     return tree.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t[:count]), data
     )
 
 
-def are_like(nest: Any, specs: Any) -> bool:
+def are_like(nest: Nest, specs: Nest) -> bool:
     """Returns whether tensors have the structure, dtypes and sizes of specs."""
     tensors, others = (dict(tree.flatten_with_path(t)) for t in (nest, specs))
     return tensors.keys() == others.keys() and all(
@@ -114,7 +116,7 @@ def are_like(nest: Any, specs: Any) -> bool:
     )
 
 
-def _is_like(tensor: Any, spec: Any) -> bool:
+def _is_like(tensor: Any, spec: Nest) -> bool:
     if tensor is None or spec is None:
         return tensor is spec
     sizes = tf.TensorShape(spec.shape)[1:]

@@ -32,6 +32,7 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.cells import Call, Cell, ModelCall, SectionCall
 from tfgpipe.graphs import Repeat, TracedModel
+from tfgpipe.internals import Nest
 from tfgpipe.trial import rows
 from tfgpipe.trial.phase import Phase
 from tfgpipe.trial.stand_ins import stand_ins_of
@@ -77,7 +78,7 @@ class Trial:
         self._stand_ins: dict[Call, Call] = {}
         self.lookups_of_rows: set[tuple[int, int]] = set()
 
-    def note_data(self, data: Any, cast: Callable[[Any], Any]) -> None:
+    def note_data(self, data: Nest, cast: Callable[[Any], Any]) -> None:
         """Takes rows of a mini-batch to try layers on.
 
         `cast` makes of them what the first layer takes.
@@ -95,7 +96,7 @@ class Trial:
         call: ModelCall,
         traced: TracedModel,
         cells: Sequence[Cell],
-        specs: Any,
+        specs: Nest,
         count: int,
         source: Steps | None = None,
     ) -> None:
@@ -157,7 +158,7 @@ class Trial:
     def _try(
         self,
         phase: Phase,
-        specs: Any,
+        specs: Nest,
         count: int,
         step: tuple[TracedModel, Units],
         is_known: bool,
@@ -182,7 +183,7 @@ class Trial:
         phase.end()
 
     def _rows(
-        self, graph: TriedGraph, specs: Any, many: rows.Parts | None
+        self, graph: TriedGraph, specs: Nest, many: rows.Parts | None
     ) -> list[tuple[rows.Parts, list[Any], bool]]:
         """Returns what to try layers on, and whether it is real data."""
         of_data: list[Any] = []
@@ -212,7 +213,7 @@ class Trial:
         ]
 
     def _many(
-        self, graph: TriedGraph, specs: Any, count: int
+        self, graph: TriedGraph, specs: Nest, count: int
     ) -> rows.Parts | None:
         """As many rows as a mini-batch has; None if that takes long."""
         flat = [spec for spec in tree.flatten(specs) if spec is not None]
@@ -276,7 +277,7 @@ class Trial:
 
 
 def try_all(
-    call: ModelCall, cells: Sequence[Cell], x: Any, count: int
+    call: ModelCall, cells: Sequence[Cell], x: Nest, count: int
 ) -> Phase:
     """Tries all units of a model on a mini-batch, on the host.
 

@@ -40,6 +40,7 @@ from tfgpipe.graphs import (
     as_tensor,
     is_continuous,
 )
+from tfgpipe.internals import Nest
 from tfgpipe.state import is_synchronized
 from tfgpipe.trial import rows
 from tfgpipe.trial.units import Unit, Units, is_data
@@ -110,7 +111,7 @@ class TriedGraph:
     def __init__(
         self,
         call: ModelCall,
-        specs: Any,
+        specs: Nest,
         devices: Sequence[str],
         known: TracedModel | None = None,
         is_of_any_rows: bool = True,
@@ -382,7 +383,7 @@ def _moments(traced: TracedModel) -> list[tf.Tensor]:
     ]
 
 
-def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:
+def _is_run_of(traced: TracedModel, call: ModelCall, specs: Nest) -> bool:
     """Returns whether a call has run so, on such rows."""
     pairs = zip(traced.x, tree.flatten(specs), strict=True)
     trained = {id(use.variable) for use in traced.uses}
@@ -410,5 +411,5 @@ def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:
     )
 
 
-def _of_rows(spec: Any, num_rows: int | None) -> tf.TensorSpec:
+def _of_rows(spec: Nest, num_rows: int | None) -> tf.TensorSpec:
     return tf.TensorSpec([num_rows, *spec.shape[1:]], spec.dtype)
