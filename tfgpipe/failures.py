@@ -71,7 +71,7 @@ def explained(
     graphs: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
     @functools.wraps(function)
-    def explaining(*args: Any) -> Any:
+    def explaining(*args: object) -> Any:
         if _graphs.get() is not None:  # called by another one
             return function(*args)
         try:
@@ -205,7 +205,7 @@ def interruptible(function: Callable) -> Callable:
     """Lets a training step be ended, see `interrupt_next_trace`."""
 
     @functools.wraps(function)
-    def ending(*args: Any) -> Any:
+    def ending(*args: object) -> Any:
         try:
             with setting(_in_step, True):
                 return function(*args)

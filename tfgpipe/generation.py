@@ -180,7 +180,7 @@ class _Sampling:
         prompt: Nest,
         cache: Nest = None,
         index: tf.Tensor | int = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Nest:
         held, draws = self._held, self._draws
 
@@ -195,7 +195,7 @@ class _Sampling:
             return self._sampler(step, prompt, kept, index, **kwargs)
         run_loop = type(self._sampler).run_loop
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args: object, **kwargs: object) -> Any:
             end = run_loop(self._sampler, *args, **kwargs)
             draws.note_end(end[2])
             return end

@@ -25,7 +25,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
@@ -271,7 +271,7 @@ def _read(
         return value
 
 
-def _build_optimizer(model: Any, names: list[str]) -> None:
+def _build_optimizer(model: keras.Model, names: list[str]) -> None:
     """Creates the slots; of a task of KerasHub, if these are its optimizers."""
     if hasattr(model, "build_optimizer"):
         planned = internals.with_inner(model.optimizer_to_be())

@@ -15,8 +15,6 @@ documentation does not tell of.
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 from absl import flags
@@ -51,7 +49,7 @@ def run(values: flags.FlagValues) -> int:
     layers, inputs = user_model.load(values.model)
     x = user_model.random_rows(inputs, 2 * m)
     with doing("checking"):
-        model: Any = tfgpipe.GPipe(layers, k, m)
+        model: keras.Model = tfgpipe.GPipe(layers, k, m)
         generator = np.random.default_rng(1)
         y = tree.map_structure(
             lambda t: generator.standard_normal(t.shape).astype("float32"),

@@ -274,10 +274,10 @@ def _speed(devices: list[str]) -> Rows:
     seconds = []
     for k in (1, count):
         layers = _equal_layers(units, 2 * count)
-        model: Any = tfgpipe.GPipe(layers, k, 16, devices=devices[:k])
+        model: keras.Model = tfgpipe.GPipe(layers, k, 16, devices=devices[:k])
         model.compile("sgd", "mse", jit_compile=False)
 
-        def fit(steps: int, model: Any = model) -> float:
+        def fit(steps: int, model: keras.Model = model) -> float:
             batches = data.cache().repeat(steps)
             started = time.monotonic()
             model.fit(batches, shuffle=False, verbose=0)
@@ -298,7 +298,7 @@ def _memory(devices: list[str]) -> Rows:
     layers = _equal_layers(units, 2 * k)
     held: Any = "not measured: TensorFlow counts the bytes of GPUs alone"
     if "GPU" in devices[0]:
-        model: Any = tfgpipe.GPipe(layers, k, M, devices=devices)
+        model: keras.Model = tfgpipe.GPipe(layers, k, M, devices=devices)
         model.compile("adam", "mse")
         x = y = _rows((units,), 256)
         held = peak_mib(devices, lambda: model.fit(x, y, 256, verbose=0))

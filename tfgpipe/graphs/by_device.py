@@ -81,7 +81,7 @@ class _Part(NamedTuple):
 
 
 def run_by_device(
-    graph: Any,
+    graph: tf.Graph,
     values: Mapping[Any, Any],
     home: str,
     compiles: bool = False,
@@ -111,7 +111,7 @@ class _Cut:
 
     def __init__(
         self,
-        graph: Any,
+        graph: tf.Graph,
         values: Mapping[Any, Any],
         home: str,
         compiles: bool,

@@ -90,7 +90,7 @@ class WholeGraph:
             it reads of variables outside of it that it does not assign.
     """
 
-    def __init__(self, graph: Any, takes_reads: bool = True):
+    def __init__(self, graph: tf.Graph, takes_reads: bool = True):
         self.graph = graph
         self.operations = graph.get_operations()
         self.places = {op.name: i for i, op in enumerate(self.operations)}
@@ -187,7 +187,7 @@ def _read_outside(outer: Any, handle: tf.Tensor) -> dict[Any, OutsideValue]:
     return {t.ref(): values[t.dtype] for t in found}
 
 
-def functions_of(node: Any) -> list[str]:
+def functions_of(node: tf.compat.v1.NodeDef) -> list[str]:
     """The names of the functions that an operation may call."""
     found = []
     for attribute in node.attr.values():
@@ -453,7 +453,7 @@ def _merge_equal(part: Any, gradients: Collection[str]) -> dict[str, str]:
     return merged
 
 
-def _can_be_merged(node: Any) -> bool:
+def _can_be_merged(node: tf.compat.v1.NodeDef) -> bool:
     """Returns whether an operation is a function of its inputs alone.
 
     Not lists, which loops write to: shared ones would be copied.

@@ -95,7 +95,7 @@ _LOOPS = frozenset(["StatelessWhile", "While"])
 _CALLED = ("f", "then_branch", "else_branch", "branches")
 
 
-def graph_flops(graph: Any) -> float:
+def graph_flops(graph: tf.Graph) -> float:
     """Counts the FLOPs that the outputs of a concrete function's graph need.
 
     Those of one run; unknown dimensions count as 1.
@@ -224,7 +224,7 @@ def _step(counter: tf.Tensor, condition: Any, body: Any) -> Any:
     return _static(step) if old is body.inputs[index] else None
 
 
-def _outside(op: tf.Operation, tensor: tf.Tensor, graph: Any) -> tf.Tensor:
+def _outside(op: tf.Operation, tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     """Returns what a function's argument is where the operation calls it."""
     index = _index(tensor, graph.inputs)
     return tensor if index is None else op.inputs[index]

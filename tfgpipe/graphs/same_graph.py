@@ -183,7 +183,9 @@ class FunctionTexts:
         return hashlib.sha256(text).hexdigest()
 
 
-def operation_text(node: Any, functions: FunctionTexts) -> bytes:
+def operation_text(
+    node: tf.compat.v1.NodeDef, functions: FunctionTexts
+) -> bytes:
     """Returns what an operation computes, without names and inputs."""
     copy = type(node)()
     copy.CopyFrom(node)
@@ -194,7 +196,7 @@ def operation_text(node: Any, functions: FunctionTexts) -> bytes:
 
 
 def _without_names(
-    node: Any, number: dict[str, str], functions: FunctionTexts
+    node: tf.compat.v1.NodeDef, number: dict[str, str], functions: FunctionTexts
 ) -> None:
     """Has a node's definition say numbers of nodes in the place of names."""
     node.name = ""

@@ -142,7 +142,7 @@ class TracedModel:
             got another value than the next one.
     """
 
-    graph: Any
+    graph: tf.Graph
     options: TraceOptions
     tape: Any
     operations: Sequence[tf.Operation]

@@ -83,7 +83,7 @@ def one_step(function: Callable) -> Callable:
     """
 
     @functools.wraps(function)
-    def running(*args: Any) -> Any:
+    def running(*args: object) -> Any:
         graph = internals.current_graph()
         if graph is None:
             return function(*args)

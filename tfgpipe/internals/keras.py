@@ -96,7 +96,7 @@ class ReadingScope(keras.StatelessScope):
         self._entered.enter_context(reading_storage(self._read_storage))
         return super().__enter__()
 
-    def __exit__(self, *args: Any, **kwargs: Any) -> None:
+    def __exit__(self, *args: object, **kwargs: object) -> None:
         super().__exit__(*args, **kwargs)
         self._entered.close()
 
@@ -145,7 +145,7 @@ class ReadingScope(keras.StatelessScope):
 class _StartScope(ReadingScope):
     """Has variables without storage read, in a graph, as one start value."""
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: object):
         super().__init__(**kwargs)
         self._values: Any = weakref.WeakKeyDictionary()
 
@@ -195,7 +195,7 @@ def _global(key: str, value: Any) -> Iterator[None]:
 class _Waiting(list):
     """Variables without storage: notes what each was made with."""
 
-    def append(self, variable: Any) -> None:
+    def append(self, variable: keras.Variable) -> None:
         """Called where a variable is made."""
         _note_made(variable)
         super().append(variable)
@@ -223,7 +223,7 @@ def postponed(
         refuse: Called with one that is read or assigned before; raises.
     """
 
-    def allocate(variable: Any, initializer: Any) -> None:
+    def allocate(variable: keras.Variable, initializer: Any) -> None:
         if is_postponed(variable):
             variable._value = None
             variable._initializer = _Postponed(variable, initializer, refuse)
@@ -231,7 +231,7 @@ def postponed(
         else:
             _allocate.original(variable, initializer)
 
-    def allocate_later(variable: Any) -> None:
+    def allocate_later(variable: keras.Variable) -> None:
         if is_postponed(variable):  # made in a symbolic call that has ended
             allocate(variable, variable._initializer)
         else:
@@ -251,7 +251,9 @@ def made_variables() -> Iterator[list[keras.Variable]]:
     made: list[keras.Variable] = []
     make = _make.current
 
-    def noted(variable: Any, *args: Any, **kwargs: Any) -> None:
+    def noted(
+        variable: keras.Variable, *args: object, **kwargs: object
+    ) -> None:
         make(variable, *args, **kwargs)
         made.append(variable)
 
@@ -293,7 +295,9 @@ class _Postponed:
     the value is of no account; or because somebody takes it for a value.
     """
 
-    def __init__(self, variable: Any, initializer: Callable, refuse: Callable):
+    def __init__(
+        self, variable: keras.Variable, initializer: Callable, refuse: Callable
+    ):
         self.initializer = initializer
         self._refuse = functools.partial(refuse, variable)
         variable._direct_assign = self._refuse_value
@@ -463,7 +467,7 @@ def attached_to(tensor: Any, is_split: bool) -> dict[str, Any]:
     Keras would find there.
     """
     found = {name: getattr(tensor, name, None) for name in _ATTACHED}
-    operation: Any = getattr(tensor, "op", None)
+    operation: keras.Operation = getattr(tensor, "op", None)
     kind = getattr(operation, "type", None)
     if kind in _FROM_LOGITS and found["_keras_logits"] is None:
         found[kind] = operation.inputs[0]
@@ -783,12 +787,12 @@ def function_arguments(wrapper: Any) -> dict[str, Any]:
 
 
 # -------------------------------------------------------- batch normalization
-def batch_moments(layer: Any, inputs: Nest, mask: Any) -> Any:
+def batch_moments(layer: keras.layers.Layer, inputs: Nest, mask: Any) -> Any:
     """Mean and variance, as a `BatchNormalization` computes them."""
     return type(layer)._moments(layer, inputs, mask)
 
 
-def has_own_moments(layer: Any) -> bool:
+def has_own_moments(layer: keras.layers.Layer) -> bool:
     """Tells whether a `BatchNormalization` computes moments in its own way."""
     return type(layer)._moments is not keras.layers.BatchNormalization._moments
 
@@ -808,7 +812,7 @@ def recording_moments(
         compute: Called as `compute(layer, inputs, mask)` for mean and variance.
     """
 
-    def wrap(layer: Any) -> Callable:
+    def wrap(layer: keras.layers.Layer) -> Callable:
         def moments(inputs: Nest, mask: Any) -> Any:
             mean, variance = compute(layer, inputs, mask)
             record(layer, inputs, mask, mean, variance)
@@ -819,7 +823,9 @@ def recording_moments(
     known = {id(layer) for layer in layers}
     call = _layer_call.current
 
-    def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(
+        layer: keras.layers.Layer, *args: object, **kwargs: object
+    ) -> Any:
         is_one = isinstance(layer, keras.layers.BatchNormalization)
         if is_one and not layer.built and id(layer) not in known:
             known.add(id(layer))
@@ -829,7 +835,7 @@ def recording_moments(
 
     with contextlib.ExitStack() as stack:
 
-        def add(layer: Any) -> None:
+        def add(layer: keras.layers.Layer) -> None:
             stack.enter_context(replaced_method(layer, "_moments", wrap(layer)))
 
         for layer in layers:
@@ -928,14 +934,14 @@ def unlisted(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return list(found.values())
 
 
-def raw_iterations(optimizer: Any) -> int:
+def raw_iterations(optimizer: keras.Optimizer) -> int:
     """How often an optimizer was applied, also where it only accumulated."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return int(optimizer._iterations)
 
 
-def lower_loss_scale(optimizer: Any) -> None:
+def lower_loss_scale(optimizer: keras.Optimizer) -> None:
     """As a loss scale that is adapted falls when gradients are not finite."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer._stateful_handle_non_finite_grads()
@@ -953,19 +959,23 @@ def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
         vars(thing).update(own)
 
 
-def slots(optimizer: Any, variable: keras.Variable) -> list[keras.Variable]:
+def slots(
+    optimizer: keras.Optimizer, variable: keras.Variable
+) -> list[keras.Variable]:
     """Returns what an optimizer keeps for a variable."""
     index = optimizer._get_variable_index(variable)
     found = [own[index] for own in _slot_lists(optimizer)]
     return [slot for slot in found if slot is not None]
 
 
-def trained_by(optimizer: Any) -> list[keras.Variable]:
+def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """The variables for which an optimizer was built."""
     return list(optimizer._trainable_variables)
 
 
-def _slot_lists(optimizer: Any) -> list[list[keras.Variable | None]]:
+def _slot_lists(
+    optimizer: keras.Optimizer,
+) -> list[list[keras.Variable | None]]:
     """The optimizer's lists of one variable for each trainable variable.
 
     None for one that is overwritten with its gradient.
@@ -991,7 +1001,7 @@ class SymbolicCall(NamedTuple):
         outputs: Those it returned.
     """
 
-    operation: Any
+    operation: keras.Operation
     inputs: list[Any]
     outputs: list[Any]
 
@@ -1014,7 +1024,7 @@ def _calls(nodes: list[Any]) -> list[SymbolicCall]:
     ]
 
 
-def _given_by_user(node: Any) -> list[Any]:
+def _given_by_user(node: tf.compat.v1.NodeDef) -> list[Any]:
     """The tensors that a call took, without the masks of the others."""
     masks = {id(get_mask(t)) for t in keras.tree.flatten(node.arguments.args)}
     found = keras.tree.flatten(node.arguments.kwargs.get("mask"))
@@ -1043,13 +1053,13 @@ class GraphCall(NamedTuple):
         outputs: The `keras.KerasTensor`s it returns, flat.
     """
 
-    operation: Any
+    operation: keras.Operation
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: list[Any]
 
 
-def is_functional(model: Any) -> bool:
+def is_functional(model: keras.Model) -> bool:
     """Tells whether a model is a graph of layers, and its call runs just that.
 
     So is one of a subclass that hands `inputs` and `outputs` to `keras.Model`
@@ -1150,10 +1160,10 @@ def watch_calls(
     _trainer.model_supports_jit = lambda m: _supports_jit(m) and not spans(m)
     jit_compile = keras.Model.jit_compile
 
-    def is_compiled(model: Any) -> bool:
+    def is_compiled(model: keras.Model) -> bool:
         return jit_compile.fget(model) and not spans(model)
 
-    def compile_or_not(model: Any, value: Any) -> None:
+    def compile_or_not(model: keras.Model, value: Any) -> None:
         if value and spans(model):
             raise ValueError(
                 "`jit_compile` must be False for a model whose layers are on "
@@ -1170,7 +1180,7 @@ def _inside(method: Callable, around: Callable[[Any], Any]) -> Callable:
     """A method that runs in a context, which is made for its object."""
 
     @functools.wraps(method)
-    def inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def inside(self: Any, *args: object, **kwargs: object) -> Any:
         with around(self):
             return method(self, *args, **kwargs)
 
@@ -1233,13 +1243,15 @@ def around_calls(
             returns.
     """
 
-    def call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+    def call(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
         original = _layer_call.original
         return called(
             layer, functools.partial(original, layer, *args, **kwargs)
         )
 
-    def operate(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    def operate(
+        operation: keras.Operation, *args: object, **kwargs: object
+    ) -> Any:
         original = _operation_call.original
         run = functools.partial(original, operation, *args, **kwargs)
         is_layer = isinstance(operation, keras.layers.Layer)
@@ -1549,7 +1561,9 @@ def draw_as(cls: type, shown: Callable[[Any], Any]) -> None:
     original = _visualization.model_to_dot
 
     @functools.wraps(original)
-    def model_to_dot(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def model_to_dot(
+        model: keras.Model, *args: object, **kwargs: object
+    ) -> Any:
         model = shown(model) if isinstance(model, cls) else model
         return original(model, *args, **kwargs)
 

@@ -112,7 +112,7 @@ class Replaceable:
 
     def _dispatcher(self) -> Any:
         @functools.wraps(self.original)
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
+        def dispatch(*args: object, **kwargs: object) -> Any:
             return self.current(*args, **kwargs)
 
         is_property = isinstance(self._there, property)
@@ -178,7 +178,7 @@ def tracing_anew() -> Iterator[None]:
     call = _function_call.original
     clones: dict[int, tuple[Any, Any]] = {}
 
-    def anew(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def anew(function: Any, *args: object, **kwargs: object) -> Any:
         if id(function) not in clones:
             clones[id(function)] = function, function._clone(None)
         return call(clones[id(function)][1], *args, **kwargs)
@@ -229,7 +229,7 @@ _noted = threading.local()
 
 
 @contextlib.contextmanager
-def noting_gradients(graph: Any) -> Iterator[list[GradientNote]]:
+def noting_gradients(graph: tf.Graph) -> Iterator[list[GradientNote]]:
     """Inside, notes what tapes add to a graph, operation by operation.
 
     Yields:
@@ -333,7 +333,7 @@ def graph_of(tensor: Any) -> Any:
     return None if is_eager(tensor) else tensor.graph
 
 
-def in_control_flow(graph: Any, outside: Any) -> bool:
+def in_control_flow(graph: tf.Graph, outside: Any) -> bool:
     """Returns whether a graph is, or is inside, a branch or a loop's body.
 
     Args:
@@ -347,7 +347,7 @@ def in_control_flow(graph: Any, outside: Any) -> bool:
     return False
 
 
-def captures_of_strangers(graph: Any) -> list[tf.Tensor]:
+def captures_of_strangers(graph: tf.Graph) -> list[tf.Tensor]:
     """What a function's graph captures of graphs that are not around it."""
     around = set()
     outer = graph
@@ -424,7 +424,7 @@ def reading_storage(of: Callable[[tf.Variable], Any]) -> Iterator[None]:
     def instead(function: Replaceable, made_of: Callable) -> Any:
         outer = function.current
 
-        def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        def read(variable: Any, *args: object, **kwargs: object) -> Any:
             value = of(variable)
             if value is None:
                 return outer(variable, *args, **kwargs)
@@ -624,7 +624,7 @@ def import_definition(
         )
 
 
-def put_on(op: Any, device: str) -> None:
+def put_on(op: tf.Operation, device: str) -> None:
     """Has an operation of a graph run on a device; "" for any."""
     if device:
         spec = tf.DeviceSpec.from_string("/" + device.lstrip("/"))
@@ -645,7 +645,7 @@ class GraphFunction:
     """
 
     def __init__(
-        self, graph: Any, inputs: list[tf.Tensor], outputs: list[tf.Tensor]
+        self, graph: tf.Graph, inputs: list[tf.Tensor], outputs: list[tf.Tensor]
     ):
         self._graph = graph
         self._dtypes = [t.dtype for t in outputs]
@@ -697,7 +697,7 @@ def _forget_function(name: str) -> None:
     _context.context().remove_function(name)
 
 
-def _is_stateful_op(op: Any) -> bool:
+def _is_stateful_op(op: tf.Operation) -> bool:
     return is_stateful(op.type)
 
 

@@ -24,7 +24,7 @@ from tfgpipe.model.description import Description
 class Compilation(Description):
     """The part of `GPipe` that knows `jit_compile`."""
 
-    def __init__(self, arguments: Arguments, **kwargs: Any):
+    def __init__(self, arguments: Arguments, **kwargs: object):
         super().__init__(arguments, **kwargs)
         self._jit_cells: bool | str = False
         self._is_refused_by_xla = False

@@ -214,7 +214,7 @@ class Description(Face):
                 f"input_shape={input_shape}. Make a new `GPipe` of new layers."
             )
 
-    def add(self, layer: Any) -> NoReturn:
+    def add(self, layer: keras.layers.Layer) -> NoReturn:
         """Refused: the cells are cut once."""
         self._refuse("add", f"tfgpipe.GPipe([*layers, {layer!r}], ...)")
 

@@ -76,7 +76,7 @@ class Face(internals.HoldingModel):
     `arguments` has the layers, or the model.
     """
 
-    def __init__(self, arguments: Arguments, **kwargs: Any):
+    def __init__(self, arguments: Arguments, **kwargs: object):
         super().__init__(**kwargs)
         self._arguments = arguments
         self._layers_come_first = False

@@ -71,7 +71,7 @@ def _by_task(name: str, does: Callable[[Any], bool]) -> Callable:
         if not does(task):
             return plain.original(self, *args, **kwargs)
 
-        def of_pipeline(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def of_pipeline(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
             model = self if model is task else model
             return plain.original(model, *args, **kwargs)
 

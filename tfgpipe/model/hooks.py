@@ -73,7 +73,7 @@ class _Notes:
     functions: dict[str, dict[Any, tuple[Any, Callable]]] = dataclasses.field(
         default_factory=dict
     )
-    optimizer: Any = None
+    optimizer: keras.Optimizer = None
     generation: GroupedGeneration | None = None
     compiled_as: dict[str, Any] | None = None
     held_random_state: RandomState | None = None
@@ -100,7 +100,7 @@ def base(method: Callable) -> Callable:
     """Marks what overriding methods must call."""
 
     @functools.wraps(method)
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted(self: Any, *args: object, **kwargs: object) -> Any:
         self._notes.base_calls[method.__name__] += 1
         return method(self, *args, **kwargs)
 
@@ -111,7 +111,7 @@ def base(method: Callable) -> Callable:
 class Overrides:
     """Checks that methods of subclasses call those marked with `base`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for name in _CURES:
             method = getattr(cls, name, None)
@@ -126,7 +126,7 @@ def _extending(name: str, method: Any) -> Callable:
     """The method, which fails if it does not call that of its base."""
 
     @functools.wraps(method)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def checked(self: Any, *args: object, **kwargs: object) -> Any:
         before = self._notes.base_calls[name]
         if name == "train_step":
             result = self.run_own_step(method, *args, **kwargs)
@@ -162,7 +162,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         arguments: Arguments,
         strategy: strategy_lib.PipelineStrategy | None,
         has_default_m: bool,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(arguments, **kwargs)
         self._strategy = strategy
@@ -340,7 +340,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         """A training function whose first mini-batch is looked at."""
 
         @functools.wraps(function)
-        def looked_at(*args: Any) -> Any:
+        def looked_at(*args: object) -> Any:
             if not self._notes.is_new:
                 return function(*args)
             self._check_only_device()
@@ -445,7 +445,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             self._place_slots(optimizer, self.trainable_variables)
         self._notes.optimizer = optimizer
 
-    def _place_slots(self, optimizer: Any, variables: Any) -> None:
+    def _place_slots(self, optimizer: keras.Optimizer, variables: Any) -> None:
         """Creates slots where variables are, or moves them there.
 
         Keras creates them in the first step, and puts all of them on device 0.
@@ -458,7 +458,9 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             if optimizer.built:
                 self._move_slots(optimizer)
 
-    def run_own_step(self, method: Callable, *args: Any, **kwargs: Any) -> Any:
+    def run_own_step(
+        self, method: Callable, *args: object, **kwargs: object
+    ) -> Any:
         """Runs a `train_step` of a subclass, or of a subclass of that one."""
         if self._notes.own_step is not None:
             return method(self, *args, **kwargs)
@@ -488,7 +490,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             "which runs its pipeline forward and back."
         )
 
-    def _move_slots(self, optimizer: Any) -> None:
+    def _move_slots(self, optimizer: keras.Optimizer) -> None:
         """Brings slots to the weights, where they are elsewhere.
 
         Another model has trained with the optimizer, or it is one, as

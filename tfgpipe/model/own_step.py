@@ -103,7 +103,7 @@ class OwnStep:
     def _apply(
         self,
         plain: Callable,
-        optimizer: Any,
+        optimizer: keras.Optimizer,
         grads: Any,
         trainable_variables: Any = None,
     ) -> None:
@@ -138,7 +138,9 @@ class OwnStep:
             pairs = list(zip(grads, variables))
             update_on_devices(optimizer, pairs, apply=apply)
 
-    def _scale(self, plain: Callable, optimizer: Any, loss: Any) -> Any:
+    def _scale(
+        self, plain: Callable, optimizer: keras.Optimizer, loss: Any
+    ) -> Any:
         """Replaces the `scale_loss` of all optimizers."""
         self.is_unscaled &= in_pipeline.get()
         return plain(optimizer, loss)

@@ -236,7 +236,7 @@ class Saving(Hooks):
         filepath: Any,
         overwrite: bool = True,
         zipped: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Writes a `.keras` file, see `keras.Model.save`.
 
@@ -274,7 +274,9 @@ class Saving(Hooks):
         with written_whole(filepath, overwrite) as path:
             super().save_weights(path, overwrite)
 
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def load_weights(
+        self, filepath: Any, *args: object, **kwargs: object
+    ) -> None:
         """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
 
         The optimizer's state is loaded even if it has made no step yet.
@@ -368,7 +370,7 @@ class Saving(Hooks):
         verbose: bool | None = None,
         input_signature: Any = None,
         devices: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Writes a model for serving, see `keras.Model.export`.
 
@@ -433,7 +435,7 @@ def _with_devices() -> Iterator[None]:
     cls = type(keras.export.ExportArchive())  # it makes one of another class
     write_out = internals.Replaceable(cls, "write_out")
 
-    def write(archive: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+    def write(archive: Any, path: Any, *args: object, **kwargs: object) -> None:
         write_out.original(archive, path, options, *args, **kwargs)
 
     with write_out.by(write):

@@ -520,7 +520,7 @@ class TrainingSteps(Hooks):
         built = self.built_for("a step")
         cells = {id(la): cell for cell in built.cells for la in cell.sequence}
 
-        def called(layer: Any, run: Callable[[], Any]) -> Any:
+        def called(layer: keras.layers.Layer, run: Callable[[], Any]) -> Any:
             cell = cells.get(id(layer))  # errors name it
             with (
                 contextlib.nullcontext() if cell is None else cell.naming(layer)

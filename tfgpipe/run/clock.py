@@ -85,7 +85,7 @@ class Clock:
         self._started[device] = self._read(device, ready, tensors)
         return self._started[device].op
 
-    def stop(self, task: Task, device: str, op: Any) -> Any:
+    def stop(self, task: Task, device: str, op: tf.Operation) -> Any:
         """Reads the clock after a task.
 
         Args:

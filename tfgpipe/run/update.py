@@ -94,7 +94,7 @@ def update_on_devices(
     run_by_device(graph, values, first.value.device, compiles, sparse)
 
 
-def _is_alike(optimizer: Any) -> bool:
+def _is_alike(optimizer: keras.Optimizer) -> bool:
     """Returns whether an optimizer updates weights as Keras wrote it.
 
     A subclass or an attribute may replace what `update_step` calls, such as
@@ -116,7 +116,7 @@ def _is_alike(optimizer: Any) -> bool:
     )
 
 
-def updates_slices_alike(optimizer: Any) -> bool:
+def updates_slices_alike(optimizer: keras.Optimizer) -> bool:
     """Returns whether sparse gradients give the numbers of dense ones.
 
     Others of Keras's optimizers leave alone what they keep of rows without a
@@ -134,14 +134,16 @@ class _SharedUpdate:
     but reads uses the variables that it reads for that.
     """
 
-    def __init__(self, optimizer: Any, variables: list[keras.Variable]):
+    def __init__(
+        self, optimizer: keras.Optimizer, variables: list[keras.Variable]
+    ):
         self._optimizer = optimizer
         self._plain = optimizer.update_step
         self._by_storage = {id(v.value): v for v in variables}
         self._traced: dict[Any, _Update] = {}
 
     def __call__(
-        self, gradient: Any, variable: Any, learning_rate: Any
+        self, gradient: Any, variable: keras.Variable, learning_rate: Any
     ) -> None:
         """Updates a variable, as `keras.Optimizer.update_step` does.
 

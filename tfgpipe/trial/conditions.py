@@ -111,7 +111,7 @@ def _of_operation(
 
 
 def _of_function(
-    graph: Any, before: Sequence[_Level], in_loop: bool
+    graph: tf.Graph, before: Sequence[_Level], in_loop: bool
 ) -> tuple[list[_Level], bool]:
     levels = dict(zip((t.name for t in graph.inputs), before))
     deciding = _deciding(graph.get_operations(), levels, in_loop)

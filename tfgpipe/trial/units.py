@@ -293,7 +293,7 @@ def _add(tensors: list[tf.Tensor], tensor: tf.Tensor) -> None:
         tensors.append(tensor)
 
 
-def _seen(library: Any, node: Any) -> tuple[set[str], bool]:
+def _seen(library: Any, node: tf.compat.v1.NodeDef) -> tuple[set[str], bool]:
     """Returns the types of all that it calls, and if a gradient is custom."""
     kinds, has_gradient = set(), False
     waiting = [node]
@@ -357,7 +357,7 @@ def is_row_by_row(layer: keras.layers.Layer, rank: int) -> bool:
     )
 
 
-def _is_keras_alone(operation: Any) -> bool:
+def _is_keras_alone(operation: keras.Operation) -> bool:
     """Returns whether a call runs Keras's code alone: it stops no gradient."""
     return (
         isinstance(operation, keras.layers.Layer)
