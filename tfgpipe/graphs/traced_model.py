@@ -26,6 +26,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfgpipe import internals
@@ -36,6 +37,7 @@ from tfgpipe.graphs.gradient_sums import (
     as_merged,
     lookups,
 )
+from tfgpipe.internals import Nest
 
 # What they do is what the functions do that they call.
 _CALLS = {
@@ -144,24 +146,24 @@ class TracedModel:
 
     graph: tf.Graph
     options: TraceOptions
-    tape: Any
+    tape: tf.GradientTape | None
     operations: Sequence[tf.Operation]
     effects: Sequence[tf.Operation]
     sections: Sequence[Any]
     cells: Sequence[int]
-    x: Sequence[Any]
-    labels: Sequence[Any]
+    x: Sequence[tf.Tensor | None]
+    labels: Sequence[tf.Tensor | None]
     uses: Sequence[Any]
-    state: Sequence[tuple[Any, tf.Tensor]]
-    outputs: Sequence[Any]
-    attached: Sequence[Mapping[str, Any]]
-    structure: Any
+    state: Sequence[tuple[keras.Variable, tf.Tensor]]
+    outputs: Sequence[tf.Tensor | None]
+    attached: Sequence[Mapping[str, tf.Tensor]]
+    structure: Nest
     losses: Sequence[tf.Tensor]
     num_head_losses: int
     counts: Sequence[tf.Tensor]
-    new_state: Sequence[tuple[Any, tf.Tensor]]
+    new_state: Sequence[tuple[keras.Variable, tf.Tensor]]
     assigned: Sequence[tf.Tensor]
-    normalizations: Sequence[Any]
+    normalizations: Sequence[keras.layers.Layer]
     moments: Sequence[Sequence[Any]]
     rules: Sequence[Sequence[Any]]
     draws: Mapping[int, int | None]
@@ -292,13 +294,13 @@ class TracedModel:
         return found
 
     @property
-    def tables(self) -> list[Any]:
+    def tables(self) -> list[keras.Variable]:
         """The variables of which rows are looked up, trained or not."""
         found = [use.variable for _, use, _ in self.all_lookups()]
         return found + [v for v, t in self.state if _lookups(t)]
 
     @property
-    def handed_out(self) -> list[Any]:
+    def handed_out(self) -> list[tf.Tensor | None]:
         """The outputs, and then all that hangs on them."""
         attached = [t for own in self.attached for t in own.values()]
         return [*self.outputs, *attached]
@@ -354,8 +356,8 @@ class Differentiated:
     """
 
     traced: TracedModel
-    dy: Sequence[Any]
-    dlosses: Sequence[Any]
+    dy: Sequence[tf.Tensor | None]
+    dlosses: Sequence[tf.Tensor | None]
     dw: Sequence[Gradient]
     places: Mapping[str, int]
     backward: set[str]
@@ -390,9 +392,9 @@ def differentiate(
         given = zip([*traced.handed_out, *traced.losses], [*dy, *dlosses])
         pairs = [(t, d) for t, d in given if d is not None]
         sources = [use.tensor for use in traced.uses]
-        found: list[Any] = [None] * len(sources)
+        found: list[tf.Tensor | None] = [None] * len(sources)
         with internals.noting_gradients(graph) as notes:
-            if pairs and found:
+            if pairs and found and traced.tape is not None:
                 check_interruption()
                 with _naming(traced, notes):
                     found = traced.tape.gradient(
@@ -420,10 +422,14 @@ def _naming(traced: TracedModel, notes: Sequence[Any]) -> Iterator[None]:
         raise
 
 
-def _placeholders(tensors: Sequence[Any], has: Sequence[bool]) -> list[Any]:
+def _placeholders(
+    tensors: Sequence[tf.Tensor | None], has: Sequence[bool]
+) -> list[tf.Tensor | None]:
     return [
-        tf.compat.v1.placeholder(t.dtype, t.shape) if own else None
-        for t, own in zip(tensors, has)
+        tf.compat.v1.placeholder(t.dtype, t.shape)
+        if t is not None and has_one
+        else None
+        for t, has_one in zip(tensors, has)
     ]
 
 

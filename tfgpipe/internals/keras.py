@@ -467,7 +467,7 @@ def attached_to(tensor: Any, is_split: bool) -> dict[str, Any]:
     Keras would find there.
     """
     found = {name: getattr(tensor, name, None) for name in _ATTACHED}
-    operation: keras.Operation = getattr(tensor, "op", None)
+    operation: tf.Operation = getattr(tensor, "op", None)
     kind = getattr(operation, "type", None)
     if kind in _FROM_LOGITS and found["_keras_logits"] is None:
         found[kind] = operation.inputs[0]
@@ -588,14 +588,14 @@ def compiled_loss(model: keras.Model) -> Any:
     return model._compile_loss
 
 
-def held_metrics(model: keras.Model) -> list[Any]:
+def held_metrics(model: keras.Model) -> list[keras.Metric]:
     """Metrics that are attributes of a model itself, not of its layers."""
     return [*model._metrics]
 
 
-def own_metrics(model: keras.Model) -> list[Any]:
+def own_metrics(model: keras.Model) -> list[keras.Metric]:
     """The first of `model.metrics`: all but those of layers."""
-    found: list[Any] = model._get_own_metrics()
+    found: list[keras.Metric] = model._get_own_metrics()
     return found
 
 
@@ -690,7 +690,7 @@ def forget_added_losses(model: keras.Model) -> None:
         layer._losses.clear()
 
 
-def added_losses(model: keras.Model) -> list[Any]:
+def added_losses(model: keras.Model) -> list[tf.Tensor]:
     """What a model has added since, and what it holds besides its `layers`."""
     inner = {id(layer) for layer in _inner_layers(model)}
     layers = [one for one in model._flatten_layers() if id(one) not in inner]
@@ -1002,8 +1002,8 @@ class SymbolicCall(NamedTuple):
     """
 
     operation: keras.Operation
-    inputs: list[Any]
-    outputs: list[Any]
+    inputs: list[keras.KerasTensor]
+    outputs: list[keras.KerasTensor]
 
 
 def symbolic_calls(layer: keras.layers.Layer) -> list[SymbolicCall]:
@@ -1024,7 +1024,7 @@ def _calls(nodes: list[Any]) -> list[SymbolicCall]:
     ]
 
 
-def _given_by_user(node: tf.compat.v1.NodeDef) -> list[Any]:
+def _given_by_user(node: Any) -> list[Nest]:
     """The tensors that a call took, without the masks of the others."""
     masks = {id(get_mask(t)) for t in keras.tree.flatten(node.arguments.args)}
     found = keras.tree.flatten(node.arguments.kwargs.get("mask"))
@@ -1211,19 +1211,21 @@ def forget_losses(layer: keras.layers.Layer) -> None:
 @contextlib.contextmanager
 def noting_losses(
     layers: Sequence[keras.layers.Layer],
-) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
+) -> Iterator[Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]]:
     """Inside, tells which losses these layers, and those inside, have added.
 
     Keras counts no others: those of a layer that only a closure knows are lost.
     """
 
-    def inner() -> list[Any]:  # a layer may make some when it is built
+    def inner() -> list[
+        keras.layers.Layer
+    ]:  # a layer may make some when it is built
         return [one for layer in layers for one in flat_layers(layer)]
 
     for layer in inner():
         layer._loss_ids.clear()
 
-    def added(losses: Sequence[Any]) -> list[Any]:
+    def added(losses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         ids = {key for layer in inner() for key in layer._loss_ids}
         return [loss for loss in losses if id(loss) in ids]
 
@@ -1267,7 +1269,7 @@ def takes_training(model: keras.Model) -> bool:
 
 
 # ---------------------------------------------------------------------- names
-def is_keras(thing: Any) -> bool:
+def is_keras(thing: object) -> bool:
     """Whether Keras defines a class or function, or the class of an object.
 
     `functools.wraps` gives another one the name and the module of Keras's.
@@ -1286,7 +1288,7 @@ def is_keras(thing: Any) -> bool:
 _KERAS = "keras.src."
 
 
-def is_keras_function(thing: Any) -> bool:
+def is_keras_function(thing: object) -> bool:
     """Tells whether it is a function that a module of Keras has by its name."""
     if not is_keras(thing):
         return False

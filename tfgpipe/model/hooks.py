@@ -73,7 +73,7 @@ class _Notes:
     functions: dict[str, dict[Any, tuple[Any, Callable]]] = dataclasses.field(
         default_factory=dict
     )
-    optimizer: keras.Optimizer = None
+    optimizer: keras.Optimizer | None = None
     generation: GroupedGeneration | None = None
     compiled_as: dict[str, Any] | None = None
     held_random_state: RandomState | None = None

@@ -74,19 +74,19 @@ class Chain:
     def __init__(self, clock: Any):
         self._clock = clock
         graph = internals.current_graph()
-        self.last_op: dict[str, Any] = getattr(graph, _LAST_OPS, {})
+        self.last_op: dict[str, tf.Operation] = getattr(graph, _LAST_OPS, {})
         if graph is not None:
             setattr(graph, _LAST_OPS, self.last_op)
-        self._last_beside: dict[tuple[str, int], Any] = {}
+        self._last_beside: dict[tuple[str, int], tf.Operation] = {}
 
     def run(
         self,
         task: Task,
         device: str,
-        awaited: list[Any],
+        awaited: Sequence[tf.Tensor | None],
         work: Callable[[], Any],
         beside: Beside | None = None,
-        before: Sequence[Any] = (),
+        before: Sequence[tf.Operation] = (),
     ) -> Any:
         """Runs a task on its device, after the device's last one.
 
@@ -98,7 +98,9 @@ class Chain:
             self.finish(task, device, results, beside)
         return results
 
-    def run_beside(self, device: str, work: Callable[[list[Any]], Any]) -> Any:
+    def run_beside(
+        self, device: str, work: Callable[[list[tf.Operation]], Any]
+    ) -> Any:
         """Runs what a device does beside its tasks.
 
         `work` gets what it must follow: the device's last task.
@@ -110,9 +112,9 @@ class Chain:
     def on_device(
         self,
         device: str,
-        awaited: list[Any],
+        awaited: Sequence[tf.Tensor | None],
         beside: Beside | None = None,
-        before: Sequence[Any] = (),
+        before: Sequence[tf.Operation] = (),
     ) -> Iterator[None]:
         """Inside, operations run on a device, after its last task."""
         last = [self.last_op.get(device)]
@@ -177,10 +179,10 @@ class ReadyTask(NamedTuple):
 
     task: Task
     device: str
-    awaited: list[Any]
+    awaited: Sequence[tf.Tensor | None]
     work: Any
     beside: Beside | None = None
-    before: Sequence[Any] = ()
+    before: Sequence[tf.Operation] = ()
 
 
 def run_together(

@@ -51,12 +51,15 @@ class Clock:
         self.tasks: list[tuple[Task, str]] = []
         self.times: list[tf.Tensor] = []
         self._started: dict[str, tf.Tensor] = {}
-        self._awaited: dict[str, list[Any]] = {}
+        self._awaited: dict[str, list[tf.Tensor]] = {}
         # By tensor and device: what several tasks take is sent once.
         self._sent: dict[tuple[int, str], tf.Tensor] = {}
 
     def _read(
-        self, device: str, after: list[Any], tensors: Sequence[Any] = ()
+        self,
+        device: str,
+        after: Sequence[tf.Operation],
+        tensors: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
         """The time when operations have ended, and tensors are there."""
         spec = tf.DeviceSpec.from_string(device)
@@ -69,7 +72,12 @@ class Clock:
         internals.run_independently(time.op)
         return time
 
-    def start(self, device: str, ready: list[Any], awaited: list[Any]) -> Any:
+    def start(
+        self,
+        device: str,
+        ready: list[tf.Operation],
+        awaited: Sequence[tf.Tensor | None],
+    ) -> Any:
         """Reads the clock when a task can run.
 
         Args:
@@ -85,7 +93,7 @@ class Clock:
         self._started[device] = self._read(device, ready, tensors)
         return self._started[device].op
 
-    def stop(self, task: Task, device: str, op: tf.Operation) -> Any:
+    def stop(self, task: Task, device: str, op: tf.Operation) -> tf.Operation:
         """Reads the clock after a task.
 
         Args:
@@ -171,7 +179,9 @@ class Clock:
             self.stop(Task("update", -1, -1), device, done)
 
 
-def _seen(device: str, host: str, after: list[Any]) -> list[tf.Tensor]:
+def _seen(
+    device: str, host: str, after: Sequence[tf.Operation]
+) -> list[tf.Tensor]:
     """A number from an accelerator that is there when some results are.
 
     For the host, an operation ends when it is in the device's queue. What is

@@ -59,7 +59,7 @@ class Phase:
     ):
         self.call, self.cells, self._known = call, cells, known
         self._tries_all = tries_all
-        self.graph: tf.Graph = None
+        self.graph: Any = None
         self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
         self.tried: set[int] = set()
         self.errors: dict[int, str] = {}
