@@ -45,7 +45,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -416,7 +416,7 @@ class CacheGroups:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._variables: dict[Any, tf.Variable] = {}
+        self._variables: dict[Hashable, tf.Variable] = {}
         self._zero: tf.Variable | None = None
 
     def run(

@@ -15,7 +15,7 @@ Python unpacks them inside the function, where they are tensors again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -24,7 +24,7 @@ from tfgpipe.internals import Nest
 
 # What is known of a micro-batch: values by the references of tensors of the
 # model's graph; of a `Bundle`, packed, by the bundle.
-Values: TypeAlias = dict[Any, Any]
+Values: TypeAlias = dict[Hashable, Any]
 
 # TensorFlow notes their types with the one, and takes time that grows with the
 # square of their number.
@@ -143,7 +143,9 @@ def tensors(nest: Nest) -> list[tf.Tensor]:
     return [t for t in flat if t is not None]
 
 
-def by_reference(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
+def by_reference(
+    keys: Sequence[Any], values: Sequence[Any]
+) -> dict[Hashable, Any]:
     """Values by the references of tensors; None are skipped."""
     return {t.ref(): v for t, v in zip(keys, values) if t is not None}
 

@@ -20,7 +20,7 @@ Hundreds of tensors cross; they travel in a `Bundle`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -75,7 +75,7 @@ class CellFunctions:
             device_types[0],
             part.backward,
         )
-        self._functions: dict[Any, Any] = {}
+        self._functions: dict[Hashable, Any] = {}
         self.totals = sums_over_replicas(part.operations)
         weights = [use.tensor for use in part.uses]
         self.weights = self._bundle([only_cast(w) or [w] for w in weights])

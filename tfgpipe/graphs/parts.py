@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,7 +107,7 @@ def parts_of(
 def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
     """What is alive before each of a model's parts, and behind the last."""
     traced = parts[0].traced
-    last: dict[Any, int] = {}  # by tensor, the last part that takes it
+    last: dict[Hashable, int] = {}  # by tensor, the last part that takes it
     for k, part in enumerate(parts):
         last.update((t.ref(), k) for t in part.inputs)
     end = len(parts)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,7 +150,7 @@ class _Keys:
         self._nodes = {node.name: node for node in definition.node}
         functions = {f.signature.name: f for f in definition.library.function}
         self._functions = FunctionTexts(functions)
-        self._given: dict[Any, tuple[Any, ...]] = {
+        self._given: dict[Hashable, tuple[Any, ...]] = {
             use.tensor.ref(): ("weight", use.is_trained) for use in traced.uses
         }
         self._given |= {t.ref(): ("state",) for _, t in traced.state}
@@ -160,7 +160,7 @@ class _Keys:
     def key(self, operations: Sequence[tf.Operation]) -> str:
         """Returns a text that equal operations, wired alike, share."""
         number = {op.name: i for i, op in enumerate(operations)}
-        taken: dict[Any, int] = {}
+        taken: dict[Hashable, int] = {}
         found = hashlib.sha256()
 
         def written(tensor: tf.Tensor) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class _Writer:
         self._in_process = in_process
         self._whole = part.whole
         self._functions = _functions_of(part.whole)
-        self._inputs: dict[Any, str] = {}
+        self._inputs: dict[Hashable, str] = {}
         weights = [use.tensor for use in part.uses]
         for i, tensor in enumerate([*part.takes, *part.takes_back, *weights]):
             self._inputs.setdefault(tensor.ref(), f"in{i}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import keras
@@ -70,8 +70,8 @@ class _Notes:
     base_calls: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
-    functions: dict[str, dict[Any, tuple[Any, Callable]]] = dataclasses.field(
-        default_factory=dict
+    functions: dict[str, dict[Hashable, tuple[Any, Callable]]] = (
+        dataclasses.field(default_factory=dict)
     )
     optimizer: keras.Optimizer | None = None
     generation: GroupedGeneration | None = None

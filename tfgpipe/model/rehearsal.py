@@ -18,7 +18,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -377,7 +377,7 @@ def _sections(
 
 
 def _known(
-    tensors: Sequence[tf.Tensor], values: Mapping[Any, tf.Tensor]
+    tensors: Sequence[tf.Tensor], values: Mapping[Hashable, tf.Tensor]
 ) -> list[tf.Tensor]:
     """Returns the values that there are of tensors, lists left out."""
     known = [values.get(t.ref()) for t in tensors if t.dtype != tf.variant]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -140,7 +140,7 @@ class _SharedUpdate:
         self._optimizer = optimizer
         self._plain = optimizer.update_step
         self._by_storage = {id(v.value): v for v in variables}
-        self._traced: dict[Any, _Update] = {}
+        self._traced: dict[Hashable, _Update] = {}
 
     def __call__(
         self, gradient: Any, variable: keras.Variable, learning_rate: Any
@@ -204,7 +204,7 @@ class _Update:
             if any(t.ref() in known for t in op.inputs):
                 own.add(op.name)
                 known |= {t.ref() for t in op.outputs}
-        common: dict[Any, tf.Tensor] = {
+        common: dict[Hashable, tf.Tensor] = {
             t.ref(): t
             for op in whole.operations
             if op.name in own
@@ -261,7 +261,7 @@ class _Update:
 
     def _add_common(
         self, whole: WholeGraph, tensors: list[tf.Tensor]
-    ) -> dict[Any, tf.Tensor]:
+    ) -> dict[Hashable, tf.Tensor]:
         """Adds what is the same for all weights to the graph."""
         graph = tf.compat.v1.get_default_graph()
         outside = whole.captures

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
     losses: list[Any]
     state: Mapping[int, tuple[keras.Variable, Any]]
     dx: list[Any]
-    dw: Mapping[Any, tuple[keras.Variable, Any]]
+    dw: Mapping[Hashable, tuple[keras.Variable, Any]]
     rows: slice
     total: int
     num_bytes: int

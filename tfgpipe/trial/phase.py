@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -337,7 +337,9 @@ class _Run:
             if id(v) not in self._traced.draws
         ]
 
-    def _values(self, place: int, more: Sequence[Any] = ()) -> dict[Any, Any]:
+    def _values(
+        self, place: int, more: Sequence[Any] = ()
+    ) -> dict[Hashable, Any]:
         """Returns what all rows, or a part, are run on; `more` is state."""
         state = {**self._state, **{id(v): (v, value) for v, value in more}}
         values = self._graph.given(

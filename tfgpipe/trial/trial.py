@@ -23,7 +23,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -73,7 +73,7 @@ class Trial:
         self._num_rows = 0  # of a mini-batch, where data are at hand
         self._rule = rule
         self._tried: list[Phase] = []
-        self._phases: set[Any] = set()
+        self._phases: set[Hashable] = set()
         self._told: set[tuple[str, str]] = set()
         self._stand_ins: dict[Call, Call] = {}
         self.lookups_of_rows: set[tuple[int, int]] = set()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Hashable
 from typing import Any
 
 import keras
@@ -121,7 +122,7 @@ class Unit:
             first = around.index(self.layer) if self.layer in around else 0
             name = "/".join(layer.name for layer in around[first:])
             maker[op.name] = traced.section_at(place), len(around), name
-        tensors: dict[Any, tuple[str, tf.Tensor]] = {}
+        tensors: dict[Hashable, tuple[str, tf.Tensor]] = {}
         for op in self.operations:
             for tensor in op.outputs:
                 if not is_data(tensor):
@@ -223,7 +224,7 @@ class Units:
         ]
         free = {t.ref() for t in fixed}
         free |= {inner.ref() for _, inner in traced.graph.captures}
-        given: dict[Any, tf.Tensor] = {}
+        given: dict[Hashable, tf.Tensor] = {}
         for unit in self.units:
             for op in unit.operations:
                 for tensor in op.inputs:
@@ -311,7 +312,7 @@ def _seen(library: Any, node: tf.compat.v1.NodeDef) -> tuple[set[str], bool]:
     return kinds, has_gradient
 
 
-def _is_elementwise(op: tf.Operation, weights: set[Any]) -> bool:
+def _is_elementwise(op: tf.Operation, weights: set[Hashable]) -> bool:
     """Returns whether each element follows from the elements at its place."""
     if op.type not in _ELEMENTWISE or len(op.outputs) != 1:
         return False
