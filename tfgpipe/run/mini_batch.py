@@ -86,7 +86,8 @@ class MiniBatch:
         inputs, label_rows = self._split(
             tracer.unanalysed(x), labels, num_micro_batches
         )
-        is_split = self.micro_batches.count > 1
+        count = self.micro_batches.count
+        is_split = count > 1
         self.call = ModelCall(
             source.call,
             source.layers,
@@ -114,14 +115,7 @@ class MiniBatch:
         tried = trace(whole) if is_tried and self.call.shards else None
         traced = trace(self.call)
         if is_tried:
-            trial.run(
-                whole,
-                tried or traced,
-                cells,
-                x,
-                self.micro_batches.count,
-                source,
-            )
+            trial.run(whole, tried or traced, cells, x, count, source)
             trial.tell()
         self._lookups_of_rows = trial.lookups_of_rows if trial else set()
         self.traced = traced = self.with_cells(traced)
