@@ -1,5 +1,4 @@
-"""Language models and translation, beside the training of them.
+"""What programs share that read or write text.
 
-`ngrams` are the models that `tools.kneser_ney` learns. A `translator` works for
-`tools.translate`; `translation_scores` are what `tools.evaluate` says of it.
+A `translator` works for trained models, `translation_scores` for their texts.
 """
