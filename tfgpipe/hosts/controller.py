@@ -29,7 +29,6 @@ from tfgpipe.devices import local
 from tfgpipe.hosts import link, port_filter, secret
 from tfgpipe.hosts.addresses import Host, Hosts, device_names, of_workers
 from tfgpipe.hosts.link import Link
-from tfgpipe.monitor import device_memory
 
 _RETRY = 0.2  # seconds
 _SOON = 0.005
@@ -341,7 +340,7 @@ class Cluster:
         TensorFlow would tell the same in other words, but only if something
         waits for that worker, and not if its host is cut off, or it is stopped.
         """
-        self._lose(host, _followed(self._links[host], host.task))
+        self._lose(host, _followed(self._links[host]))
 
     def _watch_devices(self, host: Host) -> None:
         """Ends this process when the devices of a worker hang."""
@@ -398,7 +397,7 @@ class Cluster:
         return code
 
 
-def _followed(connection: Link, task: str) -> str:
+def _followed(connection: Link) -> str:
     """Listens to a worker until it is lost; returns how that shows.
 
     Its silence is measured in waits of this thread, not by a clock: so the
@@ -417,12 +416,8 @@ def _followed(connection: Link, task: str) -> str:
             message = connection.receive()
         except OSError as error:
             return str(error)
-        beat = message.get("beat")
-        if not isinstance(beat, dict) or not all(
-            isinstance(value, (int, float)) for value in beat.values()
-        ):
+        if "beat" not in message:
             return "it sent what it should not"
-        device_memory.report(task, beat)
     return (
         f"it has given no sign of life for {link.BEATS * link.BEAT:g} s, so it "
         "is stopped, or hangs. End it, if it is still there"

@@ -17,7 +17,7 @@ Messages, in this order, after the handshake of `secret.py`:
     worker      {"open": whether TensorFlow's port is, to everybody}
     controller  {"reach": [[host, port], ...]}
     worker      {"unreachable": ["host:port: why", ...]}
-                {"beat": {"process_peak": MiB, ...}}, again and again
+                {"beat": {}}, again and again
     controller  {"end": exit code}
 """
 

@@ -19,7 +19,6 @@ import tensorflow as tf
 from tfgpipe.devices import local
 from tfgpipe.hosts import link, port_filter, secret
 from tfgpipe.hosts.link import Link
-from tfgpipe.monitor import device_memory
 
 _WAKING = 1.0  # seconds, at most
 _MOST_STRANGERS = 64  # that may introduce themselves at the same time
@@ -178,7 +177,7 @@ class Worker:
             ):
                 beat = time.monotonic() + link.BEAT
                 with contextlib.suppress(OSError):  # seen by `receive`
-                    connection.send(beat=device_memory.process_mib())
+                    connection.send(beat={})
                 continue
             try:
                 message = connection.receive(link.ANSWER)

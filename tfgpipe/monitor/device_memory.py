@@ -1,17 +1,14 @@
-"""Tells how much memory devices and processes use."""
+"""Tells how much memory devices use, and how much a computer has."""
 
 import contextlib
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
 _MIB = 2**20
-
-_reported: dict[tuple[str | None, int | None], dict[str, float]] = {}
 
 
 def accelerator_mib(devices: Iterable[str]) -> dict[str, float]:
@@ -60,44 +57,6 @@ def _local_device() -> str:
         return tf.constant(0).device
 
 
-def memory_mib(devices: Iterable[str]) -> dict[str, float]:
-    """Returns the memory in use, where it can be told.
-
-    Args:
-        devices: Full names, such as "/device:GPU:0".
-
-    Returns:
-        MiB by name: "GPU:0_current" and "GPU:0_peak" of each accelerator that
-        counts; for logical devices of a CPU, which share their memory,
-        "process_current" and "process_peak" of the whole process. Of workers
-        "worker_0/process_current" and so on, as they last reported it: what
-        their accelerators use cannot be told.
-    """
-    devices = list(devices)
-    used = accelerator_mib(devices)
-    for spec in dict.fromkeys(map(tf.DeviceSpec.from_string, devices)):
-        if spec.device_type != "CPU":
-            continue
-        if is_remote(spec):
-            reported = _reported.get((spec.job, spec.task), {})
-            host = f"{spec.job}_{spec.task}"
-            used |= {f"{host}/{key}": mib for key, mib in reported.items()}
-        else:
-            used |= process_mib()
-    return used
-
-
-def report(task: str, mib: dict[str, float]) -> None:
-    """Remembers what a worker's process uses.
-
-    Args:
-        task: Of the worker, such as "/job:worker/replica:0/task:1".
-        mib: What `process_mib` returned there.
-    """
-    spec = tf.DeviceSpec.from_string(task)
-    _reported[spec.job, spec.task] = mib
-
-
 def host_bytes() -> float:
     """Returns the bytes that this computer has for processes, or infinity."""
     limits = [math.inf]
@@ -111,21 +70,6 @@ def host_bytes() -> float:
             path = pathlib.Path("/sys/fs/cgroup", name)
             limits.append(int(path.read_text("utf-8")))
     return min(limits)
-
-
-def process_mib() -> dict[str, float]:
-    """Returns the MiB that are resident of this process, files included."""
-    sizes = _numbers_of("/proc/self/status")
-    if sizes:
-        names = {"process_current": "VmRSS", "process_peak": "VmHWM"}
-        return {k: sizes[v] / 1024 for k, v in names.items() if v in sizes}
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return {}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes
-    return {"process_peak": peak * unit / _MIB}
 
 
 def _numbers_of(path: str) -> dict[str, int]:

@@ -11,7 +11,6 @@ import types
 import pytest
 
 from tfgpipe.hosts import addresses, controller, link, secret, worker
-from tfgpipe.monitor import device_memory
 
 
 @pytest.fixture
@@ -337,7 +336,6 @@ def quick(monkeypatch):
     """Half a second of silence is too long."""
     monkeypatch.setattr(link, "BEAT", 0.05)
     monkeypatch.setattr(link, "BEATS", 10)
-    monkeypatch.setattr(device_memory, "_reported", {})
 
 
 @pytest.fixture
@@ -351,24 +349,16 @@ def line():
     theirs.close()
 
 
-TASK = "/job:worker/replica:0/task:3"
-
-
 @pytest.mark.usefixtures("quick")
-def test_worker_gives_signs_of_life_with_its_memory(server, make):
+def test_worker_gives_signs_of_life(server, make):
     one = make(0, server)
     with running(one.serve) as results:
         connection, _ = hello(one.port)
         connection.send(reach=[])
         assert connection.receive(60) == {"unreachable": []}
-        with running(controller._followed, connection, TASK) as lost:
+        with running(controller._followed, connection) as lost:
             time.sleep(1)  # longer than the silence that is allowed
             assert lost == []
-            used = device_memory.memory_mib([f"{TASK}/device:CPU:1"])
-            assert set(used) == {
-                "worker_3/process_current",
-                "worker_3/process_peak",
-            }
             connection.send(end=0)
             connection._socket.shutdown(socket.SHUT_RDWR)
         # A socket that is closed while something is under way is reset.
@@ -382,7 +372,7 @@ def test_worker_gives_signs_of_life_with_its_memory(server, make):
 def test_worker_that_is_silent_is_lost(line):
     ours, theirs = line
     theirs.send(beat={})
-    why = controller._followed(ours, TASK)
+    why = controller._followed(ours)
     assert why.startswith("it has given no sign of life for 0.5 s")
 
 
@@ -406,7 +396,7 @@ def test_time_in_which_the_controller_is_stopped_does_not_count(
     monkeypatch.setattr(
         controller, "select", types.SimpleNamespace(select=stopped)
     )
-    assert controller._followed(ours, TASK) == "it sent what it should not"
+    assert controller._followed(ours) == "it sent what it should not"
 
 
 # -------------------------------------------------------------- the controller

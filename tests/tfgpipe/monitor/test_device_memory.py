@@ -2,14 +2,7 @@
 
 import tensorflow as tf
 
-from tfgpipe.monitor import device_memory, peak_mib
-from tfgpipe.monitor.device_memory import memory_mib
-
-
-def test_logical_devices_of_a_cpu_share_the_memory_of_the_process():
-    found = memory_mib(["/device:CPU:0", "/device:CPU:1"])
-    assert set(found) == {"process_current", "process_peak"}
-    assert 10 < found["process_current"] <= found["process_peak"] + 1
+from tfgpipe.monitor import accelerator_mib, device_memory, peak_mib
 
 
 def test_accelerators_of_this_process_that_count_are_told(monkeypatch):
@@ -27,12 +20,12 @@ def test_accelerators_of_this_process_that_count_are_told(monkeypatch):
         f"{worker}/device:GPU:1",
     ]
     used = {"GPU:3_current": 3.0, "GPU:3_peak": 4.0}
-    assert memory_mib(devices) == used
+    assert accelerator_mib(devices) == used
     # a worker counts its devices
     monkeypatch.setattr(
         device_memory, "_local_device", lambda: f"{worker}/device:CPU:0"
     )
-    assert "GPU:1_peak" in memory_mib(devices)
+    assert "GPU:1_peak" in accelerator_mib(devices)
 
 
 def test_peak_is_that_of_what_runs(monkeypatch):
@@ -54,28 +47,5 @@ def test_peak_is_that_of_what_runs(monkeypatch):
     assert peak_mib(["GPU:0", "CPU:0", "GPU:1"], run) == [3.0, 4.0]
 
 
-def test_memory_of_workers_is_what_they_report(monkeypatch):
-    """Never that of this process, or of its own accelerators."""
-    monkeypatch.setattr(device_memory, "_reported", {})
-    monkeypatch.setattr(
-        tf.config.experimental, "get_memory_info", lambda device: {"peak": 1}
-    )
-    names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in (0, 1)]
-    gpu = "/job:worker/replica:0/task:1/device:GPU:0"
-    assert memory_mib([*names, gpu]) == {}
-    task = "/job:worker/replica:0/task:1"
-    device_memory.report(task, {"process_peak": 7.0})
-    assert memory_mib([*names, gpu]) == {"worker_1/process_peak": 7.0}
-    # the controller of a cluster has a part in it
-    monkeypatch.setattr(device_memory, "_local_device", lambda: names[0])
-    found = memory_mib([*names, gpu])
-    assert set(found) == {
-        "process_current",
-        "process_peak",
-        "worker_1/process_peak",
-    }
-
-
-def test_memory_of_this_computer_is_more_than_the_process_has():
-    used = device_memory.process_mib()["process_current"] * 2**20
-    assert used < device_memory.host_bytes() < 2**50
+def test_memory_of_this_computer_is_known():
+    assert 2**28 < device_memory.host_bytes() < 2**50
