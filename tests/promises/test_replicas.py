@@ -49,7 +49,7 @@ CASES = [
     )
 ]
 CASES[-1] = dataclasses.replace(CASES[-1], infers=True)
-QUICK = [case for case in CASES if case.model in "dense lookups user_loss"]
+QUICK = [case for case in CASES if case.model in ("dense", "lookups")]
 
 
 # Every R, K and M with some kind, schedule, rule and optimizer; but three
