@@ -18,8 +18,10 @@ FOLDER = ROOT / "notebooks"
 # Each with what its first cell runs.
 NOTEBOOKS = {
     "tutorial": ("docs/tutorial.md", "%pip install --quiet '..[cpu]'"),
-    "gpus": ("docs/gpu_notebook.md", "%pip install --quiet '..[gpu]'"),
-    "tpu": ("docs/tpu_notebook.md", "%pip install --quiet '..[tpu]'"),
+    "devices": (
+        "docs/notebook.md",
+        "# On a TPU VM: '..[tpu]'\n%pip install --quiet '..[gpu]'",
+    ),
 }
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from tools.zoo.trial import EXACT, K, Row
 
-_HEAD = ("model", "M", "weights", "balance", "step")
-
 _TEXT = """\
 # Models
 
@@ -32,15 +30,13 @@ wrote this page, with {versions};
 
 {summary}
 
-* M: micro-batches.
-* weights: the largest difference from plain Keras, by the largest value. Where
-  that is more than {exact:.0e}, also the difference of plain Keras from itself,
-  if it begins with weights whose last bit is another. Models that compute in
-  float32 inside do not see that bit.
-* balance: cost of the largest cell by that of the mean.
-* step: CPU seconds of a `fit` of a later step in one cell, by those of plain
-  Keras. Tasks of KerasHub read arrays in 0.05 s less than Keras: that is the 2
-  to 3 of the smallest.
+`weights` is the largest difference of a weight from plain Keras, by the largest
+value. Where it is more than {exact:.0e}, it is printed, and in parentheses the
+difference of plain Keras from itself, if it begins with weights whose last bit
+is another; models that compute in float32 inside do not see that bit. The
+number after a model is the time of a later step of `fit` in one cell by that of
+plain Keras, in CPU seconds. Tasks of KerasHub read arrays in 0.05 s less than
+Keras: that is the 2 to 3 of the smallest.
 
 ## Keras Applications
 
@@ -98,23 +94,27 @@ def page(
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = ["| " + " | ".join(_HEAD) + " |", "| --- " * len(_HEAD) + "|"]
+    """Returns a table of models, in groups that differ equally from Keras."""
+    groups: dict[str, list[str]] = {}
     for row in rows:
-        cells = [row.name, *_cells(row)]
-        lines.append("| " + " | ".join(cells) + " |")
+        group, name = _group_and_name(row)
+        groups.setdefault(group, []).append(name)
+    lines = ["| weights | models, with the time of a step |", "| --- | --- |"]
+    lines += [
+        f"| {group} | {', '.join(names)} |" for group, names in groups.items()
+    ]
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> list[str]:
+def _group_and_name(row: Row) -> tuple[str, str]:
     if row.problem:
-        return ["fails, see below", *[""] * (len(_HEAD) - 2)]
-    last_bit = "" if row.keras is None else f" (Keras {row.keras:.0e})"
-    return [
-        str(row.num_micro_batches),
-        f"{row.weights:.0e}{last_bit}",
-        f"{row.balance:.2f}",
-        f"{row.step:.2f}",
-    ]
+        return "fails, see below", row.name
+    name = f"{row.name} {row.step:.2f}"
+    if row.weights > EXACT:
+        last_bit = "" if row.keras is None else f" (Keras {row.keras:.0e})"
+        return "more", f"{name}: {row.weights:.0e}{last_bit}"
+    m = f"M = {row.num_micro_batches}"
+    return (f"within {EXACT:.0e}, {m}" if row.weights else f"equal, {m}"), name
 
 
 def _version(name: str) -> str:

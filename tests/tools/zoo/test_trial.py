@@ -71,7 +71,7 @@ def test_model_that_fails_is_a_row_with_the_reason(row):
     assert found.problem == "plain Keras: ValueError: no such weights"
     page = table.page([found], [], [])
     assert "Of 1 models 0 train" in page
-    assert "| small | fails, see below |" in page
+    assert "| fails, see below | small |" in page
     assert f"* small: {found.problem}\n" in page
 
 
@@ -90,7 +90,7 @@ def test_page_has_what_was_found():
         first_step=1.25,
         step=1.017,
     )
-    line = "| small | 4 | 2e-08 (Keras 4e-08) | 1.05 | 1.02 |"
+    line = "| more | small 1.02: 2e-08 (Keras 4e-08) |"
     page = table.page([], [], [found])
     assert line in page
     assert "Of 1 models 1 train; 0 of them with weights" in page
