@@ -87,6 +87,7 @@ TABLES = [
     "docs/measurements_peers.md",
     "docs/models.md",
     "docs/results.md",
+    "docs/tpu.md",
 ]
 COMMANDS = {
     "tfgpipe": tfgpipe_main.COMMANDS,
