@@ -67,15 +67,17 @@ class HeadTasks(CellTasks):
         self._sums = {t.ref() for t in sums}
         # By the new value of a metric's variable, its value before.
         before = {id(v): t for v, t in traced.state}
-        given = {t.ref() for t in part.gives}
+        given = {t.ref() for t in part.forward_outputs}
         self._metrics_before = {
             t.ref(): before[id(v)]
             for v, t in traced.new_state
             if id(v) in metric_state and t.ref() in given
         }
         self._check_sums()
-        outputs = [t for t in part.gives if t.ref() in self._outputs]
-        self._with_rows = self._tensors_with_rows([*part.takes, *outputs])
+        outputs = [t for t in part.forward_outputs if t.ref() in self._outputs]
+        self._with_rows = self._tensors_with_rows(
+            [*part.forward_inputs, *outputs]
+        )
         # Each part has its share of the gradients of sums.
         self._dsums = {
             d.ref()
@@ -86,7 +88,7 @@ class HeadTasks(CellTasks):
     def _check_sums(self) -> None:
         """Refuses results that are not known to be sums over rows, or rows."""
         known = {*self._outputs, *self._sums, *self._metrics_before}
-        others = [t for t in self.part.gives if t.ref() not in known]
+        others = [t for t in self.part.forward_outputs if t.ref() not in known]
         tensors = others or self.functions.totals
         if tensors:
             layers = dict.fromkeys(map(self._layer_of, tensors))
@@ -120,7 +122,7 @@ class HeadTasks(CellTasks):
         tensors = [t for t in tensors if t.ref() not in state]
         fixed = [t for t in tensors if num_rows(t) is None and not varies(t)]
         fixed_refs = {t.ref() for t in fixed}
-        gradients = self.part.gives_back
+        gradients = self.part.gradient_outputs
         if any(map(is_continuous, fixed)) and any(
             num_rows(t) is None for t in gradients
         ):

@@ -106,10 +106,10 @@ class CellTasks:
         shared = functions.part
         # Pairs of a tensor of this cell and that of the shared functions.
         self._arguments = [
-            *zip(part.takes, shared.takes),
-            *zip(part.takes_back, shared.takes_back),
+            *zip(part.forward_inputs, shared.forward_inputs),
+            *zip(part.gradient_inputs, shared.gradient_inputs),
         ]
-        results = list(zip(part.gives, shared.gives))
+        results = list(zip(part.forward_outputs, shared.forward_outputs))
         values = part.traced.new_state
         updated = {t.ref() for v, t in values if id(v) in metric_state}
         self._results = [
@@ -133,7 +133,7 @@ class CellTasks:
         self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
     ) -> CellFacts:
         """Returns the properties of the cell that a program depends on."""
-        cut, has_dx = self.functions, bool(self.part.gives_back)
+        cut, has_dx = self.functions, bool(self.part.gradient_outputs)
         keeps = bool(cut.kept.slots) and not cut.recomputes_in_backward
         return CellFacts(
             has_backward,
@@ -156,7 +156,11 @@ class CellTasks:
     @property
     def awaits(self) -> list[tf.Tensor]:
         """Tensors of the graph that `forward` waits for."""
-        return [t for t in self.part.takes if t.ref() not in self._metric_state]
+        return [
+            t
+            for t in self.part.forward_inputs
+            if t.ref() not in self._metric_state
+        ]
 
     def pack_weights(self, weights: Sequence[tf.Tensor]) -> Packed:
         """Packs weights, which are cast already, for tasks."""
@@ -263,12 +267,12 @@ class CellTasks:
         function = cut.function(
             ("input_gradient", has_kept),
             [*cut.totals, cut.kept] if has_kept else cut.totals,
-            [*cut.part.gives_back, *bundles],
+            [*cut.part.gradient_outputs, *bundles],
         )
 
         def finish(results: list[Any]) -> tuple[Values, KeptValues]:
             left = iter(results)
-            dx = {t.ref(): next(left) for t in self.part.gives_back}
+            dx = {t.ref(): next(left) for t in self.part.gradient_outputs}
             crossing = next(left)
             return dx, kept._replace(
                 crossing=crossing, values=next(left, kept.values)
@@ -325,7 +329,7 @@ class CellTasks:
             [*cut.totals, *bundles],
             [
                 *forward,
-                *(shared.gives_back if with_dx else []),
+                *(shared.gradient_outputs if with_dx else []),
                 cut.sums,
                 *tensors(sparse),
             ],
@@ -336,8 +340,8 @@ class CellTasks:
         # results: dx, the packed dense sums, the slices of the sparse ones.
         def finish(results: list[Any]) -> tuple[Values, GradientSums]:
             left = iter(results)
-            gives_back = part.gives_back if with_dx else []
-            dx = {t.ref(): next(left) for t in gives_back}
+            sent = part.gradient_outputs if with_dx else []
+            dx = {t.ref(): next(left) for t in sent}
             dense = next(left)
             gradients = [
                 gradient.of_micro_batch(m, indices)

@@ -106,9 +106,11 @@ def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
 def _reaches(parts: Sequence[Part]) -> list[int]:
     """Returns for each step how far back its gradients go at once."""
     furthest = [0] * len(parts)
-    makers = {t.ref(): part.index for part in parts for t in part.gives_back}
+    makers = {
+        t.ref(): part.index for part in parts for t in part.gradient_outputs
+    }
     for part in parts:
-        for tensor in part.takes_back:
+        for tensor in part.gradient_inputs:
             k = makers.get(tensor.ref(), part.index)
             furthest[k] = max(furthest[k], k - part.index)
     return furthest
@@ -130,7 +132,7 @@ class _Taken:
         weights = [use.tensor for use in part.uses]
         casts = [t for weight in weights for t in only_cast(weight) or ()]
         self._free = [*weights, *casts, *part.state]
-        self._dx, self._dw = part.gives_back, tensors(part.dw)
+        self._dx, self._dw = part.gradient_outputs, tensors(part.dw)
         self._whole = self._cut.needed([*self._dx, *self._dw], backward)
         entering = self._cut.entering(
             self._whole, [*self._dx, *self._dw], self._free
@@ -145,9 +147,9 @@ class _Taken:
         """Returns `crossing`, `sparse`, `forward`, `backward`."""
         part, dx = self._part, self._dx
         free = {t.ref() for t in self._free} | {*part.whole.captures}
-        needed = _peak(part.operations, free, part.gives, part.inputs)
+        needed = _peak(part.operations, free, part.forward_outputs, part.inputs)
         half = self._cut.needed(dx, part.backward)
-        at_hand = [*self._free, *part.takes, *self._entering]
+        at_hand = [*self._free, *part.forward_inputs, *self._entering]
         late = self._cut.entering(self._whole - half, self._dw, at_hand)
         crossing = _bytes(_owners(late)) if dx else 0
         slices = [t for d in part.dw for t in tensors([*d.slices.values()])]
@@ -158,7 +160,7 @@ class _Taken:
         # TensorFlow computes the gradients of weights as soon as it can, or
         # later.
         late_by = round(crossing / 2)
-        most = _peak(backward, dead, dx, part.takes_back) + late_by
+        most = _peak(backward, dead, dx, part.gradient_inputs) + late_by
         return crossing, _bytes(_owners(slices)), needed, most
 
 

@@ -55,7 +55,7 @@ class PlacedStep(NamedTuple):
         """A text for files: all that is computed, and all weights."""
         weights = [(tuple(v.shape), v.dtype, v.trainable) for v in self.weights]
         inputs = {t.ref() for t in self.part.inputs}
-        are_inputs = [t.ref() in inputs for t in self.part.takes]
+        are_inputs = [t.ref() in inputs for t in self.part.forward_inputs]
         facts = [are_inputs, repr(weights)]
         return part_key(self.part, facts, in_process=False)[:32]
 
@@ -129,7 +129,7 @@ class Placed:
         held = {*map(id, known + internals.seeds_of(self.source.layers))}
         by_step = []
         for layer, part in zip(self.layers, parts):
-            taken = {t.ref() for t in part.takes}
+            taken = {t.ref() for t in part.forward_inputs}
             read = [use.variable for use in part.uses]
             read += [v for v, t in part.traced.state if t.ref() in taken]
             others = {id(v): v for v in read if id(v) not in held}

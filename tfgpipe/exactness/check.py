@@ -287,7 +287,7 @@ def _documented(section: Section) -> list[str]:
                 t.ref() for t in op.outputs if (t.dtype, t.shape.rank) in alike
             }
     has_moments = any(name in moments for name in section.part.forward)
-    draws = any(t.ref() in seeds for t in section.part.takes)
+    draws = any(t.ref() in seeds for t in section.part.forward_inputs)
     return ["the moments of each micro-batch"] * has_moments + [
         "random numbers for each micro-batch"
     ] * draws

@@ -79,7 +79,7 @@ class CellFunctions:
         self.totals = sums_over_replicas(part.operations)
         weights = [use.tensor for use in part.uses]
         self.weights = self._bundle([only_cast(w) or [w] for w in weights])
-        others = [*part.takes, *part.takes_back]
+        others = [*part.forward_inputs, *part.gradient_inputs]
         self._at_hand = [*others, self.weights]
         at_hand = [*others, *self.weights.aliases, *self.totals]
         #     forward    x, w -> y       kept: what the rest takes of these
@@ -87,7 +87,7 @@ class CellFunctions:
         #     half       dy -> dx
         #     ---------------------      crossing: what is taken of this half
         #     whole      -> dw
-        dx, dw = part.gives_back, tensors(part.dw)
+        dx, dw = part.gradient_outputs, tensors(part.dw)
         whole = self._graph.needed([*dx, *dw], part.backward)
         half = self._graph.needed(dx, part.backward)
         kept = self._graph.entering(whole, [*dx, *dw], at_hand)
@@ -166,7 +166,7 @@ class CellFunctions:
         made += [t for op in sizes for t in op.inputs]
         done = self._graph.needed(made, forward)
         own = self._graph.needed(fetches, forward) - done
-        at_hand = [*self.part.takes, *self.weights.aliases]
+        at_hand = [*self.part.forward_inputs, *self.weights.aliases]
         return self._graph.entering(own, fetches, at_hand)
 
     def of_forward(self, fetches: Sequence[tf.Tensor]) -> Subfunction:

@@ -31,23 +31,24 @@ from tfgpipe.graphs.traced_model import Differentiated, TracedModel
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """What one cell has of a model's graph.
+    """The operations of one cell in a model's graph, and what crosses.
 
     Tensors are in the order in which the cell's operations come to them.
 
     Attributes:
         made: The whole graph, differentiated.
         whole: The same, with its backward pass, to be cut.
-        index: Of the cell.
+        index: The number of the cell.
         forward: The names of its operations.
         backward: The names of those of its backward pass.
-        uses: Its weights.
+        uses: The weights that it reads.
         dw: The gradients that its backward pass makes of them.
-        takes: What it takes besides of the forward pass.
-        gives: What of its forward pass others take, or the step.
-        takes_back: What its backward pass takes of other cells, and of the
-            gradients of the loss.
-        gives_back: What of its backward pass earlier cells take.
+        forward_inputs: Tensors that its forward pass takes, but weights.
+        forward_outputs: Tensors of its forward pass that other cells take, or
+            the step.
+        gradient_inputs: Tensors that its backward pass takes of other cells'
+            backward passes, and gradients of the loss.
+        gradient_outputs: Gradients that earlier cells take.
         indices: For each of `dw`, and each lookup if it is sparse, how its
             indices differ between micro-batches.
     """
@@ -59,10 +60,10 @@ class Part:
     backward: set[str]
     uses: list[Any]
     dw: list[Gradient]
-    takes: list[tf.Tensor]
-    gives: list[tf.Tensor]
-    takes_back: list[tf.Tensor]
-    gives_back: list[tf.Tensor]
+    forward_inputs: list[tf.Tensor]
+    forward_outputs: list[tf.Tensor]
+    gradient_inputs: list[tf.Tensor]
+    gradient_outputs: list[tf.Tensor]
     indices: list[list[Indices]]
 
     @property
@@ -74,13 +75,13 @@ class Part:
     def inputs(self) -> list[tf.Tensor]:
         """Returns what it takes of the forward pass that is no variable."""
         state = {t.ref() for _, t in self.traced.state}
-        return [t for t in self.takes if t.ref() not in state]
+        return [t for t in self.forward_inputs if t.ref() not in state]
 
     @property
     def state(self) -> list[tf.Tensor]:
         """Returns what it takes of the variables that are not trained."""
         inputs = {t.ref() for t in self.inputs}
-        return [t for t in self.takes if t.ref() not in inputs]
+        return [t for t in self.forward_inputs if t.ref() not in inputs]
 
     @property
     def effects(self) -> list[tf.Operation]:
@@ -114,7 +115,7 @@ def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
     last.update((t.ref(), end) for t in traced.handed_out if t is not None)
     found = [[t for t in traced.x if t is not None]]
     for k, part in enumerate(parts):
-        before = [*found[-1], *part.gives]
+        before = [*found[-1], *part.forward_outputs]
         found.append([t for t in before if last.get(t.ref(), -1) > k])
     return found
 

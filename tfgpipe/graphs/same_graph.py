@@ -59,13 +59,15 @@ class _Writer:
         self._functions = _functions_of(part.whole)
         self._inputs: dict[Hashable, str] = {}
         weights = [use.tensor for use in part.uses]
-        for i, tensor in enumerate([*part.takes, *part.takes_back, *weights]):
+        for i, tensor in enumerate(
+            [*part.forward_inputs, *part.gradient_inputs, *weights]
+        ):
             self._inputs.setdefault(tensor.ref(), f"in{i}")
 
     def key(self, facts: Any) -> str:
         """The text, see `part_key`."""
         part, places = self._part, self._whole.places
-        ends = part.gives, part.gives_back, part.dw
+        ends = part.forward_outputs, part.gradient_outputs, part.dw
         made = tf.nest.flatten(ends, expand_composites=True)
         names = self._between([t for t in made if t is not None])
         order = sorted(names, key=places.__getitem__)
@@ -82,14 +84,18 @@ class _Writer:
         is_alone = self._in_process and stateful(kinds)
         has_backward = [name in part.backward for name in order]
         weights = [use.tensor for use in part.uses]
-        taken = [*part.takes, *part.takes_back, *weights]
+        taken = [*part.forward_inputs, *part.gradient_inputs, *weights]
         flat = tf.nest.flatten(facts)
         rest = [
             (id(part.whole), part.index) if is_alone else None,
             tf.nest.map_structure(lambda _: 0, ends),
             [None if t is None else self._written(t) for t in made],
             [(str(t.shape), t.dtype.name) for t in taken],
-            (len(part.takes), len(part.takes_back), len(part.gives)),
+            (
+                len(part.forward_inputs),
+                len(part.gradient_inputs),
+                len(part.forward_outputs),
+            ),
             [i for i, is_back in enumerate(has_backward) if is_back],
             [self._number[op.name] for op in operations if is_sum(op)],
             [self._number[op.name] for op in part.effects],

@@ -63,7 +63,11 @@ def check_compilable(parts: Sequence[Part], keys: Sequence[Hashable]) -> None:
                 cause = f"it runs {kind}, for which XLA has no kernel"
                 raise NotCompilable(_layer(part, name), cause)
     # A size that is not known may have to fit another one.
-    taken = [t for part in unlike for t in (*part.takes, *part.takes_back)]
+    taken = [
+        t
+        for part in unlike
+        for t in (*part.forward_inputs, *part.gradient_inputs)
+    ]
     knows_sizes = all(t.shape.is_fully_defined() for t in taken)
     refusal = _refusal(unlike if knows_sizes else parts)
     if refusal is not None:
@@ -120,7 +124,11 @@ def _refusal(parts: Sequence[Part]) -> str | None:
     results = {
         t.name: None
         for part in parts
-        for t in (*part.gives, *part.gives_back, *tensors(part.dw))
+        for t in (
+            *part.forward_outputs,
+            *part.gradient_outputs,
+            *tensors(part.dw),
+        )
         if t.op.name in names
     }
 

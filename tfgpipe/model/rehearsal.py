@@ -74,7 +74,7 @@ class Section(NamedTuple):
     @property
     def variables(self) -> list[keras.Variable]:
         """The variables that it reads, and all others of its layer."""
-        taken = {t.ref() for t in self.part.takes}
+        taken = {t.ref() for t in self.part.forward_inputs}
         state = self.part.traced.state
         variables = [
             *([] if self.layer is None else self.layer.variables),
@@ -187,11 +187,11 @@ class Rehearsals(TrainingSteps):
             built, state = self.built_for("check()"), batch.traced.state
             sections = _sections(built, batch, pipeline.tasks)
             parts = [section.part for section in sections]
-            inside = {t.ref() for part in parts for t in part.gives_back}
+            inside = {t.ref() for part in parts for t in part.gradient_outputs}
             start = [
                 t
                 for part in parts
-                for t in part.takes_back
+                for t in part.gradient_inputs
                 if t.ref() not in inside
             ]
             traces.append((sections, batch))
@@ -368,9 +368,9 @@ def _sections(
                 cell.describe(section._replace(around=around).words),
                 cell.devices,
                 part,
-                part.takes,
-                [t for t in part.gives if t.ref() not in assigned],
-                part.gives_back,
+                part.forward_inputs,
+                [t for t in part.forward_outputs if t.ref() not in assigned],
+                part.gradient_outputs,
             )
         )
     return sections

@@ -105,7 +105,7 @@ class LayersAlone:
 
     def is_empty(self, k: int) -> bool:
         """Returns whether a layer computes nothing."""
-        return not self.tasks[k].part.gives
+        return not self.tasks[k].part.forward_outputs
 
     def alike(self, k: int) -> Hashable:
         """Returns a key that equal layers in equal places share."""
@@ -133,13 +133,13 @@ class LayersAlone:
             values = start_values(variables)
             back = [
                 known[t.ref()] if t.ref() in known else self._ones(t)
-                for t in part.takes_back
+                for t in part.gradient_inputs
             ]
         count = len(part.uses)
         by_state = by_reference(state, values[count:])
         return LayerValues(
             [known[t.ref()] for t in inputs],
-            [(known | by_state)[t.ref()] for t in part.takes],
+            [(known | by_state)[t.ref()] for t in part.forward_inputs],
             values[:count],
             back,
         )
@@ -152,9 +152,15 @@ class LayersAlone:
         self, k: int, known: Values, outputs: Sequence[tf.Tensor]
     ) -> Values:
         """Returns the values that are known behind a layer."""
-        known = known | by_reference(self.tasks[k].part.gives, outputs)
+        known = known | by_reference(
+            self.tasks[k].part.forward_outputs, outputs
+        )
         later = [tasks.part for tasks in self.tasks[k + 1 :]]
-        taken = {t.ref() for p in later for t in [*p.takes, *p.takes_back]}
+        taken = {
+            t.ref()
+            for p in later
+            for t in [*p.forward_inputs, *p.gradient_inputs]
+        }
         return {ref: value for ref, value in known.items() if ref in taken}
 
     def output_bytes(self, k: int) -> int:
@@ -222,15 +228,18 @@ class LoneLayer:
             for value, dtype in zip(values.weights, tasks.weight_dtypes)
         ]
         return {
-            **by_reference(part.takes, self._tracer.unanalysed(values.takes)),
-            **by_reference(part.takes_back, values.takes_back),
+            **by_reference(
+                part.forward_inputs,
+                self._tracer.unanalysed(values.forward_inputs),
+            ),
+            **by_reference(part.gradient_inputs, values.gradient_inputs),
         }, tasks.pack_weights(weights)
 
     def _forward(self, values: LayerValues) -> list[tf.Tensor]:
         with tf.device(self._device):
             known = self._known(values)
             outputs, _ = self._tasks.forward(*known, keeps=False)()
-        return [outputs[t.ref()] for t in self._tasks.part.gives]
+        return [outputs[t.ref()] for t in self._tasks.part.forward_outputs]
 
     def _run(
         self, values: LayerValues, others: tf.Tensor | None
@@ -244,7 +253,7 @@ class LoneLayer:
                 return None
             taken = values.inputs
             if kind not in _FORWARD:
-                taken = [*taken, *values.takes_back]
+                taken = [*taken, *values.gradient_inputs]
             if others is not None:
                 self._touch(chain, [others, *taken])
             task = Task(kind, 0, 0)
@@ -285,7 +294,7 @@ class LoneLayer:
             if facts.recomputes:
                 again = run("recompute_last", tasks.recompute(*known, kept))
             kept = kept if again is None else again
-        if not (tasks.part.gives_back or self._is_of_weights):
+        if not (tasks.part.gradient_outputs or self._is_of_weights):
             return
         run("backward_first", tasks.backward(*known, kept, None, 0))
         work = tasks.backward(*known, kept, sums.get("backward"), 0)
@@ -318,15 +327,15 @@ class LayerValues(NamedTuple):
 
     Attributes:
         inputs: What crosses into it.
-        takes: For each of `Part.takes`: inputs, and state.
+        forward_inputs: For each of `Part.forward_inputs`: inputs, and state.
         weights: Values of the trainable variables.
-        takes_back: For each of `Part.takes_back`.
+        gradient_inputs: For each of `Part.gradient_inputs`.
     """
 
     inputs: list[tf.Tensor]
-    takes: list[tf.Tensor]
+    forward_inputs: list[tf.Tensor]
     weights: list[tf.Tensor]
-    takes_back: list[tf.Tensor]
+    gradient_inputs: list[tf.Tensor]
 
 
 def start_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:

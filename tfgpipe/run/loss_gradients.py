@@ -104,13 +104,13 @@ def _parts(
     missing = {t.ref(): t for t in traced.counts}
     for cell in reversed(tasks):
         part, cut = cell.part, cell.functions
-        pairs = [*zip(part.gives, cut.part.gives)]
+        pairs = [*zip(part.forward_outputs, cut.part.forward_outputs)]
         wanted = [(t, first) for t, first in pairs if t.ref() in missing]
         function = None
         if wanted:
             function = cut.of_forward([first for _, first in wanted])
             inputs = {id(t) for t in function.inputs}
-            for t, first in zip(part.takes, cut.part.takes):
+            for t, first in zip(part.forward_inputs, cut.part.forward_inputs):
                 if id(first) in inputs:
                     missing[t.ref()] = t
         parts.insert(0, (function, [t for t, _ in wanted]))

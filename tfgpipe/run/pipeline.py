@@ -286,7 +286,7 @@ class TaskFlow:
             values.update(dx)
             del self._kept[k, m]
 
-        awaited = [values[t.ref()] for t in cell.part.takes_back]
+        awaited = [values[t.ref()] for t in cell.part.gradient_inputs]
         if kind == "input_gradient":
             return awaited, cell.input_gradient(*given), take_halfway
         with_dx = kind == "backward"
@@ -297,7 +297,7 @@ class TaskFlow:
         cell: Any = self._tasks[k]
         values, of_replica = self._values[m], (k, self._replicas.replica_of(m))
         self._state.start(cell.part, m, values)
-        awaited = [values[t.ref()] for t in cell.part.takes]
+        awaited = [values[t.ref()] for t in cell.part.forward_inputs]
         sums = self._sums.get(of_replica)
         work = cell.head(values, self._packed(k, m), sums, m)
 

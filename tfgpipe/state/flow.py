@@ -63,11 +63,11 @@ class StateFlow:
         self._first_cells: dict[int, int] = {}
         self._makers: dict[Hashable, int] = {}
         for part in parts:
-            for tensor in [*part.takes, *part.takes_back]:
+            for tensor in [*part.forward_inputs, *part.gradient_inputs]:
                 if tensor.ref() in self._read:
                     key = id(self._read[tensor.ref()])
                     self._first_cells.setdefault(key, part.index)
-            for tensor in part.gives:
+            for tensor in part.forward_outputs:
                 self._makers[tensor.ref()] = part.index
         self._check_metrics(parts)
         # By the id of a variable, its value before the mini-batch; and by the
@@ -97,7 +97,7 @@ class StateFlow:
 
         The recomputation gets the same.
         """
-        for tensor in [*part.takes, *part.takes_back]:
+        for tensor in [*part.forward_inputs, *part.gradient_inputs]:
             ref = tensor.ref()
             if ref in self._read and ref not in values:
                 values[ref] = self._start_of(self._read[ref], m)
@@ -249,7 +249,7 @@ class StateFlow:
             cells = {
                 part.index
                 for part in parts
-                for t in part.takes
+                for t in part.forward_inputs
                 if self._read.get(t.ref()) is variable
             } | {self._makers.get(tensor.ref(), 0)}
             if len(cells) > 1:
