@@ -5,9 +5,10 @@ r"""Chooses how a model is trained: cells, micro-batches, schedule, remat.
     tfgpipe plan --model=train.py:make_model --batch_size=64 \
         --num_devices=4 --profile=profile.json --memory_gib=16
 
-Nothing is allocated, so the model may be larger than this computer. The first
-line of the table is the plan, with the slots of Adam; below it is the call that
-trains so. `tfgpipe.plan` has more choices, such as replicas.
+No weights are allocated, unless the function reads or assigns some: so the
+model may be larger than this computer. The first line of the table is the plan,
+with the slots of Adam; below it is the call that trains so. `tfgpipe.plan` has
+more choices, such as replicas.
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ def run(values: flags.FlagValues) -> None:
     profile = None
     if values.profile is not None:
         profile = Profile.load(values.profile)
-    layers, inputs = user_model.load(values.model)
+    try:
+        with tfgpipe.deferred():
+            layers, inputs = user_model.load(values.model)
+    except ValueError:  # it reads or assigns weights, as to load them
+        layers, inputs = user_model.load(values.model)
     limit = values.memory_gib
     with doing("planning"):
         plan = tfgpipe.plan(

@@ -30,7 +30,7 @@ from tfgpipe.graphs.gradient_sums import (
     pieces_of,
 )
 from tfgpipe.graphs.parts import Part, alive, parts_of
-from tfgpipe.graphs.repeats import Repeat, repeats_of
+from tfgpipe.graphs.repeats import BlockKeys, Repeat, repeats_of
 from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.traced_model import (
     Differentiated,
@@ -46,6 +46,7 @@ from tfgpipe.graphs.xla import NotCompilable, check_compilable, warn_of_host
 __all__ = [
     "CHEAP",
     "LIKELY_ROWS",
+    "BlockKeys",
     "CellFunctions",
     "Differentiated",
     "Gradient",

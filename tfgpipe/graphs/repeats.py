@@ -78,7 +78,7 @@ def repeats_of(
     Returns:
         The runs, in order.
     """
-    writer = _Keys(traced)
+    writer = BlockKeys(traced)
     numbers: dict[str, int] = {}
     keys = np.array(
         [
@@ -132,7 +132,9 @@ def _best_run(keys: Any, ends: Any) -> tuple[int, int, int] | None:
 
 
 def _are_wired_alike(
-    repeat: Repeat, operations: Sequence[Sequence[tf.Operation]], writer: _Keys
+    repeat: Repeat,
+    operations: Sequence[Sequence[tf.Operation]],
+    writer: BlockKeys,
 ) -> bool:
     """Returns whether blocks are equal as a whole, not only step by step."""
     blocks = [
@@ -142,7 +144,7 @@ def _are_wired_alike(
     return max(collections.Counter(blocks).values()) > 1
 
 
-class _Keys:
+class BlockKeys:
     """Writes what some operations of a forward pass compute, without names."""
 
     def __init__(self, traced: TracedModel):

@@ -7,59 +7,97 @@
 Block 0 stands in for all blocks: their calls return what its calls have
 returned. Its layers show what theirs would, and the head gets what it would get
 of a model with one block.
+
+Blocks are equal if a step's graph says so, with what it adds to the loss and
+assigns; if their layers are alike; and if weights that may switch something on
+or off have equal values.
 """
 
 from __future__ import annotations
 
-import bisect
+import collections
 import itertools
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from tfgpipe import internals
 from tfgpipe.cells import Call, Section, SectionCall
-from tfgpipe.graphs import Repeat, TracedModel
+from tfgpipe.graphs import BlockKeys, Repeat, TracedModel
+from tfgpipe.trial.units import Unit
 
 # Fewer blocks are all run: to leave some out takes a run more.
 _LEAST_BLOCKS = 4
 
+# Of a matrix that is compared.
+_FEW = 4096
+
 # Attributes that equal layers may have different values of.
-_NAMES = {"name", "_name", "_path", "_parent_path", "_self_update_uid", "seed"}
+_NAMES = {
+    "name",
+    "_name",
+    "_path",
+    "_parent_path",
+    "_self_update_uid",
+    "seed",
+}
 
 
 def stand_ins_of(
     traced: TracedModel,
     steps: Sequence[SectionCall],
     repeats: Sequence[Repeat],
+    differentiating: set[Unit],
 ) -> dict[Call, Call]:
     """Returns the calls of equal blocks, and those of the first of each.
 
     Args:
-        traced: A run of the model.
-        steps: The steps of that run.
+        traced: The graph of a step.
+        steps: The steps of the model.
         repeats: The runs of equal blocks of these steps.
+        differentiating: Units with gradients of their own, which the graph of
+            a forward pass does not tell.
     """
     stand_ins: dict[Call, Call] = {}
-    ids = [*map(id, traced.sections)]
-    first_sections = [ids.index(id(step.section)) for step in steps]
-    ends = [*first_sections, len(traced.sections) - 1]
+    places = {_call(s): i for i, s in reversed([*enumerate(traced.sections)])}
+    firsts = [places.get(_call(step.section)) for step in steps]
+    ends = [*firsts, len(traced.sections) - 1]
+    calls = collections.Counter(id(s.operation) for s in traced.sections)
+    special = set().union(*(unit.sections for unit in differentiating))
+    keys = BlockKeys(traced)
     for repeat in repeats:
-        bounds = [ends[i] for i in repeat.bounds()]
-        if repeat.num_blocks < _LEAST_BLOCKS or not _are_chained(
-            traced, bounds
+        bounds = [end for i in repeat.bounds() if (end := ends[i]) is not None]
+        if (
+            repeat.num_blocks < _LEAST_BLOCKS
+            or len(bounds) <= repeat.num_blocks
+            or sorted(bounds) != bounds
+            or special & {*range(bounds[0], bounds[-1])}
         ):
             continue
-        first, *others = (
-            traced.sections[a:b] for a, b in itertools.pairwise(bounds)
-        )
-        facts = _values(traced, bounds)
-        for i, block in enumerate(others, 1):
-            if not _are_alike(first, block) or facts[i] != facts[0]:
+        blocks = [traced.sections[a:b] for a, b in itertools.pairwise(bounds)]
+        operations = [
+            traced.operations[
+                traced.sections[a].start : traced.sections[b].start
+            ]
+            for a, b in itertools.pairwise(bounds)
+        ]
+        if not _are_chained(traced, operations):
+            continue
+        texts = [keys.key(ops) for ops in operations]
+        facts = [_facts_of_graph(traced, ops) for ops in operations]
+        inputs = [*map(_inputs, operations[:-1], operations[1:])]
+        for i, block in enumerate(blocks[1:], 1):
+            if (
+                any(calls[id(s.operation)] > 1 for s in (*blocks[0], *block))
+                or (texts[i], facts[i]) != (texts[0], facts[0])
+                or inputs[i - 1] != inputs[0]
+                or not _are_alike(blocks[0], block)
+            ):
                 break
-            stand_ins.update(zip(map(_call, block), map(_call, first)))
+            stand_ins.update(zip(map(_call, block), map(_call, blocks[0])))
     return stand_ins
 
 
@@ -67,49 +105,70 @@ def _call(section: Section) -> Call:
     return id(section.operation), section.call
 
 
-def _are_chained(traced: TracedModel, bounds: Sequence[int]) -> bool:
+def _are_chained(
+    traced: TracedModel, blocks: Sequence[Sequence[tf.Operation]]
+) -> bool:
     """Returns whether each block takes results of the one before alone.
 
     And of what is before all of them; and whether the last one's alone go on.
     What looks up rows is not passed over: each lookup is known by its place.
     """
-    places = traced.places
-
-    def block_at(place: int) -> int:
-        """Returns the number of the block, from 1 on; 0 before them."""
-        return bisect.bisect_right(bounds, traced.section_at(place))
-
-    for place, op in enumerate(traced.operations):
-        block = block_at(place)
+    block_of = {op.name: i for i, ops in enumerate(blocks) for op in ops}
+    for op in traced.operations:
+        block = block_of.get(op.name, len(blocks))
         for tensor in op.inputs:
-            maker = block_at(places[tensor.op.name])
-            if maker and maker not in (block - 1, block):
+            maker = block_of.get(tensor.op.name)
+            if maker is not None and maker not in (block - 1, block):
                 return False
-    lookups = (op for *_, op in traced.all_lookups())
     return not any(
-        1 < block_at(places[op.name]) < len(bounds) for op in lookups
+        op.name in block_of for *_, op in traced.all_lookups()
+    ) and not any(
+        block_of.get(t.op.name, len(blocks)) < len(blocks) - 1
+        for t in traced.handed_out
+        if t is not None
     )
 
 
-def _values(
-    traced: TracedModel, bounds: Sequence[int]
-) -> list[list[tuple[Any, ...]]]:
-    """Returns for each block what its variables may switch on or off.
+def _inputs(
+    before: Sequence[tf.Operation], block: Sequence[tf.Operation]
+) -> list[tuple[int, int]]:
+    """Returns which results of the block before a block takes, in order."""
+    number = {op.name: i for i, op in enumerate(before)}
+    return [
+        (number[t.op.name], t.value_index)
+        for op in block
+        for t in op.inputs
+        if t.op.name in number
+    ]
 
-    Those are scalars, and vectors that are not trained. Of all others a trial
-    draws what is zero, and more would differ after any training.
+
+def _facts_of_graph(
+    traced: TracedModel, block: Sequence[tf.Operation]
+) -> list[Any]:
+    """Returns what a block adds to the loss, assigns, and is switched by.
+
+    Vectors and smaller weights may be switches, and matrices of one value. Of
+    other weights a trial draws those that are zero, and all differ after some
+    training.
     """
-    values: list[list[tuple[Any, ...]]] = [[] for _ in bounds]
+    number = {op.name: i for i, op in enumerate(block)}
+    facts: list[Any] = [
+        number[t.op.name] for t in traced.losses if t.op.name in number
+    ]
+    facts.append(None)
+    facts += [
+        number[t.op.name] for _, t in traced.new_state if t.op.name in number
+    ]
     pairs = [(use.variable, use.tensor) for use in traced.uses]
     for variable, tensor in [*pairs, *traced.state]:
-        section = traced.section_at(traced.places[tensor.op.name])
-        rank = len(variable.shape)
-        is_seed = id(variable) in traced.draws
-        if rank < 2 - internals.is_trained(variable) and not is_seed:
-            value = variable.numpy()
-            block = bisect.bisect_right(bounds, section)
-            values[block - 1].append((value.shape, value.tobytes()))
-    return values
+        if tensor.op.name not in number or id(variable) in traced.draws:
+            continue
+        if len(variable.shape) < 2:
+            facts.append(variable.numpy().tobytes())
+        elif np.prod(variable.shape) <= _FEW:
+            values = np.unique(variable.numpy())
+            facts.append(values.tobytes() if len(values) == 1 else None)
+    return facts
 
 
 def _are_alike(first: Sequence[Section], block: Sequence[Section]) -> bool:
@@ -144,4 +203,6 @@ def _is_handed_to(operation: keras.Operation, name: str, value: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
     return value is None or isinstance(value, (bool, int, float, str))

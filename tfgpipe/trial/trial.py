@@ -75,7 +75,6 @@ class Trial:
         self._tried: list[Phase] = []
         self._phases: set[Hashable] = set()
         self._told: set[tuple[str, str]] = set()
-        self._stand_ins: dict[Call, Call] = {}
         self.lookups_of_rows: set[tuple[int, int]] = set()
 
     def note_data(self, data: Nest, cast: Callable[[Any], Any]) -> None:
@@ -140,15 +139,15 @@ class Trial:
             return phase
 
         with _unnoticed():
-            if source is not None and known is not None:
-                self._stand_ins = stand_ins_of(
-                    known, source.steps, source.repeats
+            stand_ins: dict[Call, Call] = {}
+            if source is not None and not is_off:
+                stand_ins = stand_ins_of(
+                    traced, source.steps, source.repeats, units.differentiating
                 )
-            if self._stand_ins and not is_off:
-                # What differs is told of each layer by its name.
-                short = dataclasses.replace(call, stand_ins=self._stand_ins)
+            if stand_ins:  # what differs is told of each layer by its name
+                short = dataclasses.replace(call, stand_ins=stand_ins)
                 phase = tried(short, None)
-            if not self._stand_ins or is_off or not phase.is_clean():
+            if not stand_ins or not phase.is_clean():
                 phase = tried(call, known)
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows

@@ -32,6 +32,15 @@ def two_outputs():
     heads = [keras.layers.Dense(2, name=name) for name in "ab"]
     return keras.Model(x, {head.name: head(y) for head in heads})
 
+def larger_than_this_computer():
+    return [keras.Input((10**6,)), keras.layers.Dense(10**6)]
+
+def with_values():
+    dense = keras.layers.Dense(8)
+    dense.build((None, 8))
+    dense.bias.assign(dense.bias + 1)
+    return [keras.Input((8,)), dense]
+
 def mixed_rows():
     return [*make_model(), Shuffled(name="shuffled")]
 """
@@ -81,6 +90,13 @@ def test_plan_is_that_of_the_library_and_makes_the_model(capsys):
     names = {"tfgpipe": tfgpipe, "layers": layers}
     exec(call, names)
     assert names["model"].num_partitions == expected.best.setting.num_partitions
+
+
+@pytest.mark.parametrize("name", ["larger_than_this_computer", "with_values"])
+def test_plan_allocates_no_weights_that_the_function_does_not_use(name):
+    model = f"--model=models_of_main.py:{name}"
+    flags = "--batch_size=8", "--num_devices=1", "--memory_gib=100000"
+    assert run("plan", model, *flags, "--machine=v100") == 0
 
 
 def test_plan_that_cannot_be_made_is_told(capsys):
