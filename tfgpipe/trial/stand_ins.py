@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.cells import Call, Section, SectionCall
 from tfgpipe.graphs import BlockKeys, Repeat, TracedModel
 from tfgpipe.trial.units import Unit
@@ -43,6 +44,7 @@ _NAMES = {
     "_parent_path",
     "_self_update_uid",
     "seed",
+    internals.HOME,
 }
 
 
@@ -89,20 +91,36 @@ def stand_ins_of(
         texts = [keys.key(ops) for ops in operations]
         facts = [_facts_of_graph(traced, ops) for ops in operations]
         inputs = [*map(_inputs, operations[:-1], operations[1:])]
-        for i, block in enumerate(blocks[1:], 1):
-            if (
-                any(calls[id(s.operation)] > 1 for s in (*blocks[0], *block))
-                or (texts[i], facts[i]) != (texts[0], facts[0])
-                or inputs[i - 1] != inputs[0]
-                or not _are_alike(blocks[0], block)
-            ):
-                break
-            stand_ins.update(zip(map(_call, block), map(_call, blocks[0])))
+        equal = 1
+        while equal < len(blocks) and (
+            (texts[equal], facts[equal]) == (texts[0], facts[0])
+            and inputs[equal - 1] == inputs[0]
+            and _are_alike(blocks[0], blocks[equal])
+            and all(calls[id(s.operation)] == 1 for s in blocks[equal])
+        ):
+            equal += 1
+        if any(calls[id(s.operation)] > 1 for s in blocks[0]):
+            continue
+        for a, block in zip(bounds[1:equal], blocks[1:equal]):
+            stand_ins.update(
+                (_call(section), _call(first))
+                for i, (first, section) in enumerate(zip(blocks[0], block), a)
+                if _end(traced.sections, i) <= bounds[equal]
+            )
     return stand_ins
 
 
 def _call(section: Section) -> Call:
     return id(section.operation), section.call
+
+
+def _end(sections: Sequence[Section], i: int) -> int:
+    """Returns the section that begins behind a call with all that it calls."""
+    around = sections[i].around
+    inside = itertools.takewhile(
+        lambda section: section.around[: len(around)] == around, sections[i:]
+    )
+    return i + len([*inside])
 
 
 def _are_chained(
