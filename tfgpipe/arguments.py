@@ -21,6 +21,7 @@ from tfgpipe.checks import (
 )
 from tfgpipe.costs import Placed, kept_sizes, layer_sizes, slot_bytes_of
 from tfgpipe.devices import CellDevices, names
+from tfgpipe.internals import Nest
 from tfgpipe.partition import partition
 from tfgpipe.profiles import Profile
 from tfgpipe.schedules import (
@@ -301,7 +302,7 @@ class Arguments:
             self.remat, [1] * self.num_partitions, self._written
         )
 
-    def region_bounds(self, input_spec: Any) -> list[int]:
+    def region_bounds(self, input_spec: Nest) -> list[int]:
         """Returns the steps at which regions begin or end, in order.
 
         `input_spec` is a nest of `keras.KerasTensor`s that the model takes.
@@ -622,7 +623,7 @@ class GivenCosts:
         )
         return []
 
-    def resolved(self, costs: list[float], spec: Any) -> list[float]:
+    def resolved(self, costs: list[float], spec: Nest) -> list[float]:
         """Returns the costs of the layers, which are built.
 
         Raises:

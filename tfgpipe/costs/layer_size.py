@@ -9,8 +9,7 @@ from __future__ import annotations
 import collections
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -21,6 +20,7 @@ from tfgpipe.costs.placed import Placed
 from tfgpipe.costs.sizes import Activation, Bytes, LayerSize, StepMemory
 from tfgpipe.devices import placement
 from tfgpipe.graphs import is_continuous, operation_flops
+from tfgpipe.internals import Nest
 
 # A row more must show, and a layer may fail on a single one.
 _ROWS = (2, 4)
@@ -129,7 +129,7 @@ def bytes_between(placed: Placed, rows: int) -> int:
     return min(2 * (weights + rows * live), _CACHE_BYTES)
 
 
-def row_bytes(spec: Any) -> int:
+def row_bytes(spec: Nest) -> int:
     """Returns the bytes of a row of a nest of tensors, or specs of them.
 
     Other sizes that are not known count as 1.
@@ -217,7 +217,7 @@ def slot_bytes_of(
             "`keras.optimizers.Optimizer`; or None. Received: "
             f"optimizer={optimizer!r}, and this {type(error).__name__}: {error}"
         ) from error
-    known: dict[Any, list[tuple[tuple[int, ...], int]]] = {}
+    known: dict[Hashable, list[tuple[tuple[int, ...], int]]] = {}
 
     def slot_bytes(variable: keras.Variable) -> int:
         # A matrix (rows, columns) has a twin of shape (2, 3), so that a slot of

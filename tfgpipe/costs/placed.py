@@ -32,6 +32,7 @@ from tfgpipe.graphs import (
     parts_of,
     without_gradients,
 )
+from tfgpipe.internals import Nest
 
 
 class PlacedStep(NamedTuple):
@@ -81,7 +82,7 @@ class Placed:
         ValueError: If a layer fails. It is named.
     """
 
-    def __init__(self, source: Any, spec: Any):
+    def __init__(self, source: Any, spec: Nest):
         self.source = source
         self.spec = spec
         outlined, self.output = source.outlined(spec)
@@ -137,7 +138,7 @@ class Placed:
         return by_step
 
 
-def example_of(spec: Any, rows: int, size: int | None = None) -> Any:
+def example_of(spec: Nest, rows: int, size: int | None = None) -> Any:
     """Returns a nest of specs of batches for so many rows.
 
     Sizes that are not known become `size`.

@@ -27,6 +27,7 @@ from tfgpipe import inputs, internals
 from tfgpipe.exactness.report import Report, Tally
 from tfgpipe.graphs import as_tensor, is_continuous, stateful_kinds
 from tfgpipe.inputs import check_rows, first_tensor
+from tfgpipe.internals import Nest
 from tfgpipe.model import HOST, GPipe, Rehearsal, Section, all_finite
 from tfgpipe.run import MiniBatch
 from tfgpipe.state import is_synchronized, weighted_mean
@@ -58,7 +59,7 @@ Values = Mapping[int, Any]
 
 
 def check(
-    model: Any, x: Any, y: Any = None, sample_weight: Any = None
+    model: keras.Model, x: Nest, y: Nest = None, sample_weight: Nest = None
 ) -> Report:
     """Compares a training step of a model with plain Keras on the host.
 
@@ -179,7 +180,7 @@ def _compared(
     return tally.report(title + (f", {replicas} replicas" * (replicas > 1)))
 
 
-def _look_for_nonfinite(tally: Tally, x: Any, on_devices: Rehearsal) -> None:
+def _look_for_nonfinite(tally: Tally, x: Nest, on_devices: Rehearsal) -> None:
     """Names the first layer that makes what is not finite of what is."""
     for section in on_devices.sections:
         made = [t for values in section.gives for t in values]
@@ -249,7 +250,7 @@ def _compare_layers(
 
 
 def _compare_rows(
-    tally: Tally, model: GPipe, x: Any, on_devices: Rehearsal
+    tally: Tally, model: GPipe, x: Nest, on_devices: Rehearsal
 ) -> None:
     """Has a trial compare parts of a mini-batch with the whole."""
     batch = on_devices.batch
@@ -432,7 +433,7 @@ def _joined(outputs: Sequence[Any]) -> Any:
 
 
 def _loss(
-    model: GPipe, data: MiniBatchData, y_pred: Any, losses: list[tf.Tensor]
+    model: GPipe, data: MiniBatchData, y_pred: Nest, losses: list[tf.Tensor]
 ) -> tf.Tensor:
     x, y, sample_weight = data
     penalties = [
@@ -553,7 +554,7 @@ def _run_graph_step(model: GPipe, data: MiniBatchData) -> FitStep:
     """Trains on a mini-batch, as `fit` does without a step of a subclass."""
     told: list[Gradients] = []
 
-    def step(batch: Any) -> Any:
+    def step(batch: Nest) -> Any:
         with model.telling_gradients(told.append):
             logs = GPipe.train_step(model, batch)
         return logs, [d for d, _ in told[-1]] if told else []

@@ -433,7 +433,7 @@ def _placeholders(
     ]
 
 
-def _of_lookups(gradient: Any, variable: Any) -> Gradient:
+def _of_lookups(gradient: Any, variable: keras.Variable) -> Gradient:
     """Returns what TensorFlow returns as a gradient, its lookups apart."""
     if not isinstance(gradient, tf.IndexedSlices):
         return as_merged(Gradient(gradient), variable)

@@ -20,6 +20,7 @@ from tfgpipe import internals, timeline
 from tfgpipe.cells import outline
 from tfgpipe.graphs import operation_flops
 from tfgpipe.inputs import as_specs, first_tensor
+from tfgpipe.internals import Nest
 from tfgpipe.run import Clock, Event
 
 
@@ -71,7 +72,7 @@ class Rates:
         return float(internals.loss_tracker(self._model).count)
 
 
-def tokens_of_example(input_spec: Any) -> int | None:
+def tokens_of_example(input_spec: Nest) -> int | None:
     """Returns how many tokens an example has; None if examples differ.
 
     0 if the inputs, which have a `shape` (batch, ...) and a `dtype`, are no
@@ -82,7 +83,7 @@ def tokens_of_example(input_spec: Any) -> int | None:
     return first.shape[1] if is_ids else 0
 
 
-def flops_of_example(model: keras.Model, input_spec: Any) -> float | None:
+def flops_of_example(model: keras.Model, input_spec: Nest) -> float | None:
     """Returns the FLOPs of a forward pass of one example.
 
     The model is built; `input_spec` describes the data. None, with a
@@ -99,7 +100,7 @@ def flops_of_example(model: keras.Model, input_spec: Any) -> float | None:
         )
         return None
 
-    def call(x: Any, training: bool) -> Any:
+    def call(x: Nest, training: bool) -> Any:
         return model(x, training=training)
 
     return sum(outline(call, [model], input_spec, operation_flops).flops)
@@ -119,7 +120,7 @@ class Measured(NamedTuple):
     events: list[Event]
     num_rows: int
     sent_bytes: int
-    input_spec: Any
+    input_spec: Nest
 
 
 def typical(measured: Iterable[Measured]) -> tuple[Measured, int]:
@@ -152,7 +153,7 @@ class TimedStep:
         measured: What the last call has measured; None if it traced.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.replaced = model.train_function
         self.measured: Measured | None = None
         self._model = model
@@ -189,7 +190,7 @@ class TimedStep:
             )
         return logs
 
-    def _timed(self, data: Any) -> tuple[Any, tf.Tensor]:
+    def _timed(self, data: Nest) -> tuple[Any, tf.Tensor]:
         """Runs the training step; also tells the trace, rows, bytes, times."""
         clock = Clock()
         with self._model.timed_by(clock):

@@ -39,6 +39,7 @@ from tfgpipe.devices import (
     strategy,
 )
 from tfgpipe.devices import names as device_names
+from tfgpipe.internals import Nest
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import (
     PlanProblem,
@@ -257,7 +258,7 @@ def plan(
     machine: str | Machine | None = None,
     optimizer: str | keras.Optimizer | None = "adam",
     num_replicas: int | None = 1,
-    inputs: Any = None,
+    inputs: Nest = None,
     setting: Mapping[str, Any] | None = None,
     margin: float = 0.2,
     jit_compile: bool | str = "auto",
@@ -726,7 +727,10 @@ class SizedModel(NamedTuple):
 
 
 def sized(
-    source: Source, inputs: Any, optimizer: Any, devices: Sequence[str] = ()
+    source: Source,
+    inputs: Nest,
+    optimizer: str | keras.Optimizer | None,
+    devices: Sequence[str] = (),
 ) -> SizedModel:
     """Returns what each layer needs, without allocating any of it.
 
@@ -744,7 +748,7 @@ def sized(
     )
 
 
-def _checked_inputs(source: Source, inputs: Any) -> Any:
+def _checked_inputs(source: Source, inputs: Nest) -> Any:
     """Returns the inputs of the first layer, of known sizes but for rows."""
     declared = source.input_spec
     spec = declared if inputs is None else inputs
@@ -791,6 +795,6 @@ def _checked_inputs(source: Source, inputs: Any) -> Any:
     return spec
 
 
-def _names_in(spec: Any) -> str:
+def _names_in(spec: Nest) -> str:
     """Returns a nest of tensors as a text, with their names."""
     return str(tree.map_structure(lambda leaf: leaf.name, spec))

@@ -39,6 +39,7 @@ from tfgpipe.graphs import (
     is_continuous,
     tensors,
 )
+from tfgpipe.internals import Nest
 from tfgpipe.loss import Head
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import CellFacts, Task
@@ -63,11 +64,11 @@ class LayersAlone:
     def __init__(
         self,
         placed: Placed,
-        x: Any,
+        x: Nest,
         device: str,
         jit_compile: bool,
         head: Head | None = None,
-        labels: Any = None,
+        labels: Nest = None,
     ):
         self._tracer = Tracer(jit_compile)
         self._device = device
@@ -307,7 +308,7 @@ class LoneLayer:
             _, sums["halves"] = run("weight_gradient", work)
 
 
-def _specs(nest: Any) -> Any:
+def _specs(nest: Nest) -> Any:
     """Shapes and dtypes."""
     return tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), nest

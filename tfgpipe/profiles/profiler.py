@@ -47,6 +47,7 @@ from tfgpipe.inputs import (
     first_tensor,
     shapes,
 )
+from tfgpipe.internals import Nest
 from tfgpipe.loss import Head, loss_adds_up
 from tfgpipe.profiles.lone_layer import (
     LayersAlone,
@@ -67,8 +68,8 @@ from tfgpipe.sequence import Source, source_of
 
 def profile(
     layers: Any,
-    x: Any,
-    y: Any = None,
+    x: Nest,
+    y: Nest = None,
     *,
     loss: Any = None,
     micro_batch_sizes: Sequence[int] | None = None,
@@ -232,7 +233,7 @@ def _sizes(sizes: Any, num_rows: int) -> list[int]:
     return sorted({n for n in counts if n is not None})
 
 
-def _rows(nest: Any, sizes: Sequence[int]) -> dict[int, Any]:
+def _rows(nest: Nest, sizes: Sequence[int]) -> dict[int, Any]:
     """Returns the first rows of a nest, by their number."""
     return {
         rows: tree.map_structure(
@@ -242,7 +243,7 @@ def _rows(nest: Any, sizes: Sequence[int]) -> dict[int, Any]:
     }
 
 
-def _as_taken(source: Source, x: Any) -> tuple[Any, Any]:
+def _as_taken(source: Source, x: Nest) -> tuple[Any, Any]:
     """Data as the first step takes it, and what the layers are built for."""
     x = source.arranged(x)
     spec = source.input_spec
@@ -254,7 +255,7 @@ def _as_taken(source: Source, x: Any) -> tuple[Any, Any]:
     return taken, spec
 
 
-def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
+def _head(layers: Any, loss: Any, x: Nest, y: Nest, output: Any) -> Head | None:
     """Returns the head with the loss, or None if there are no labels."""
     if y is not None and loss is None and isinstance(layers, keras.Model):
         loss = getattr(layers, "loss", None)
@@ -288,7 +289,7 @@ def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
     return Head(holder, True, False)
 
 
-def _shapes(nest: Any) -> Any:
+def _shapes(nest: Nest) -> Any:
     return tree.map_structure(lambda t: t if t is None else t.shape, nest)
 
 
@@ -343,7 +344,7 @@ class Measuring:
         self._left = 0.98 * seconds
         self.call_seconds = self._nothing(0.02 * seconds)
 
-    def _model(self, placed: Placed, x: Any, *loss: Any) -> LayersAlone:
+    def _model(self, placed: Placed, x: Nest, *loss: Any) -> LayersAlone:
         try:
             return LayersAlone(
                 placed, x, self._device, self._jit_compile, *loss
