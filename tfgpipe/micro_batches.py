@@ -59,14 +59,14 @@ class MicroBatches:
             self.num_rows * m // self.count for m in range(self.count + 1)
         ]
 
-    def split(self, nest: Nest) -> list[Any]:
+    def split(self, nest: Nest) -> list[Nest]:
         """Returns the nest's rows of every micro-batch: `count` nests."""
         return [
             tree.map_structure(lambda t, m=m: self._rows(t, m), nest)
             for m in range(self.count)
         ]
 
-    def _rows(self, tensor: Any, m: int) -> Any:
+    def _rows(self, tensor: tf.Tensor, m: int) -> tf.Tensor:
         if tensor is None or self.count == 1:
             return tensor
         low, high = self._bounds[m], self._bounds[m + 1]
@@ -75,7 +75,7 @@ class MicroBatches:
             high = tf.maximum(high, low + 1)
         return tensor[low:high]
 
-    def join(self, nests: list[Any]) -> Any:
+    def join(self, nests: list[Nest]) -> Nest:
         """Undoes `split`: `count` nests to one, of the mini-batch's rows."""
         if self.count == 1:
             return nests[0]
@@ -130,7 +130,7 @@ class MicroBatches:
         """
         return m if self._all_have_rows else tf.minimum(m, self._bounds[m])
 
-    def select(self, m: int, value: Any, otherwise: Any) -> Any:
+    def select(self, m: int, value: Nest, otherwise: Nest) -> Nest:
         """`value` where micro-batch m has rows, else `otherwise`."""
         if self._all_have_rows:
             return value

@@ -35,7 +35,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -122,7 +128,7 @@ class WholeGraph:
         size = sum(map(tensor_bytes, (*op.inputs, *op.outputs)))
         return size * (1 if all(known) else LIKELY_ROWS) >= _LARGE
 
-    def definition_of(self, names: Collection[str]) -> Any:
+    def definition_of(self, names: Collection[str]) -> tf.compat.v1.GraphDef:
         """A definition of some operations, with the functions they call."""
         places = self.places
         part = tf.compat.v1.GraphDef(
@@ -158,7 +164,7 @@ class OutsideValue:
     it: whenever they run, and run again, it is the same.
     """
 
-    def __init__(self, handle: Any, dtype: tf.DType):
+    def __init__(self, handle: tf.Tensor, dtype: tf.DType):
         self._handle = handle
         self._dtype = dtype
         self._read: tuple[Any, Any] = (None, None)
@@ -344,7 +350,7 @@ class GraphCutter:
 
     def imported(
         self,
-        part: Any,
+        part: tf.compat.v1.GraphDef,
         inputs: list[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
         sums: Bundle | None = None,
@@ -416,7 +422,9 @@ class GraphCutter:
             return bundle.slots, bundle.unpack(packed)
 
 
-def _merge_equal(part: Any, gradients: Collection[str]) -> dict[str, str]:
+def _merge_equal(
+    part: tf.compat.v1.GraphDef, gradients: Collection[str]
+) -> dict[str, str]:
     """Leaves one of operations that compute the same of the same tensors.
 
     Each block of a language model makes the causal mask anew, for one. Outside
@@ -475,7 +483,7 @@ def _output_of(name: str, merged: Mapping[str, str]) -> str:
 
 
 def _run_in_order(
-    part: Any, gradients: Collection[str], whole: WholeGraph
+    part: tf.compat.v1.GraphDef, gradients: Collection[str], whole: WholeGraph
 ) -> None:
     """Has a backward pass go from layer to layer, so that little is held.
 
@@ -527,7 +535,7 @@ def _maker(name: str) -> str:
 
 
 def _by_themselves(
-    part: Any, found: dict[str, tf.Tensor]
+    part: tf.compat.v1.GraphDef, found: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """Returns what gradients of biases take, each from an operation of its own.
 
@@ -724,7 +732,7 @@ _TYPE = "PlaceholderWithDefault"
 
 
 @tf.custom_gradient
-def sum_over_replicas(tensor: tf.Tensor) -> Any:
+def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
     """The point of a graph where the partners' tensors are added up."""
 
     def point(value: tf.Tensor) -> tf.Tensor:

@@ -24,6 +24,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tfgpipe import internals
@@ -47,13 +48,13 @@ class Piece(NamedTuple):
         whole = (slice(None),) * self.axis
         return value[(*whole, slice(self.start, self.stop))]
 
-    def in_whole(self, value: tf.Tensor, shape: Any) -> tf.Tensor:
+    def in_whole(self, value: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         """Returns a whole that has these columns, and is 0 elsewhere."""
         sides = [(0, 0)] * len(shape)
         sides[self.axis] = (self.start, shape[self.axis] - self.stop)
         return tf.pad(value, sides)
 
-    def shape(self, shape: Any) -> list[int]:
+    def shape(self, shape: Sequence[int]) -> list[int]:
         """Returns their shape, from the shape of the whole."""
         sizes = [*shape]
         sizes[self.axis] = self.stop - self.start
@@ -171,12 +172,12 @@ class Replacement(Gradient):
         return self
 
 
-def is_replaced(variable: Any) -> bool:
+def is_replaced(variable: keras.Variable) -> bool:
     """Returns whether its gradient is what a weight becomes."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def as_merged(gradient: Gradient, variable: Any) -> Gradient:
+def as_merged(gradient: Gradient, variable: keras.Variable) -> Gradient:
     """A gradient that is merged as its variable needs it."""
     if not is_replaced(variable):
         return gradient
@@ -199,7 +200,7 @@ def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
     ]
 
 
-def is_continuous(tensor: Any) -> bool:
+def is_continuous(tensor: tf.Tensor) -> bool:
     """Returns whether something is a tensor that may have a gradient."""
     return tensor is not None and (
         tensor.dtype.is_floating or tensor.dtype.is_complex
@@ -292,7 +293,9 @@ def of_variables(
     return gradients
 
 
-def _whole(uses: Sequence[tuple[Any, Any]], variable: Any) -> list[Any]:
+def _whole(
+    uses: Sequence[tuple[Any, Any]], variable: keras.Variable
+) -> list[Any]:
     """The gradients of uses, where some are of pieces, one after the other.
 
     Pieces that are not all there, in order, are each put into a whole.
@@ -324,7 +327,9 @@ def _whole(uses: Sequence[tuple[Any, Any]], variable: Any) -> list[Any]:
     return found
 
 
-def _joined_columns(parts: list[Any], axis: int, variable: Any) -> Any:
+def _joined_columns(
+    parts: list[Any], axis: int, variable: keras.Variable
+) -> Any:
     """The gradients of all pieces as one; of the same rows, if sparse."""
     if not _all_sparse(parts):
         return tf.concat([tf.convert_to_tensor(part) for part in parts], axis)
@@ -409,7 +414,7 @@ def add_uses(totals: list[Any]) -> Any:
 _VARIANT = tf.variant.as_datatype_enum
 
 
-def add_in_order(definition: Any) -> None:
+def add_in_order(definition: tf.compat.v1.GraphDef) -> None:
     """Replaces sums of three and more tensors by sums of two.
 
     AddN begins with the first tensor whose memory it may write to. That is

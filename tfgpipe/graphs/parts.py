@@ -28,6 +28,9 @@ from tfgpipe.graphs.cut import WholeGraph, follows
 from tfgpipe.graphs.gradient_sums import Gradient, Indices
 from tfgpipe.graphs.traced_model import Differentiated, TracedModel
 
+# Whether it is backward, and of which cell.
+_Pass = tuple[bool, int]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
@@ -121,10 +124,7 @@ def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
 
 
 class _Cutting:
-    """Finds for each cell what it has, takes and gives.
-
-    A pass is `(is_backward, cell)`.
-    """
+    """Finds for each cell what it has, takes and gives."""
 
     def __init__(
         self,
@@ -144,10 +144,16 @@ class _Cutting:
         self._weights = {use.tensor.ref(): use for use in traced.uses}
         self._free = set(self._whole.captures)
         self._known = {*self._given, *self._weights, *self._free}
-        self._own: Any = collections.defaultdict(set)
-        self._takes: Any = collections.defaultdict(dict)
-        self._gives: Any = collections.defaultdict(dict)
-        self._uses: Any = collections.defaultdict(dict)
+        self._own: dict[_Pass, set[str]] = collections.defaultdict(set)
+        self._takes: dict[_Pass, dict[Hashable, tf.Tensor]] = (
+            collections.defaultdict(dict)
+        )
+        self._gives: dict[_Pass, dict[Hashable, tf.Tensor]] = (
+            collections.defaultdict(dict)
+        )
+        self._uses: dict[int, dict[Hashable, Any]] = collections.defaultdict(
+            dict
+        )
 
     def parts(self) -> list[Part]:
         """The parts, one after the other."""
@@ -198,7 +204,7 @@ class _Cutting:
             [_as_many(self._indices[i], d) for i, d in zip(indices, dw)],
         )
 
-    def _pass_of(self, op: tf.Operation) -> tuple[bool, int]:
+    def _pass_of(self, op: tf.Operation) -> _Pass:
         made = self._made
         cell = self._traced.cell_of(made.places[op.name])
         return op.name in made.backward, cell
@@ -220,7 +226,7 @@ class _Cutting:
         outside |= {ref.deref().op.name for ref in self._weights}
         return names - outside
 
-    def _take(self, tensor: tf.Tensor, own: tuple[bool, int]) -> None:
+    def _take(self, tensor: tf.Tensor, own: _Pass) -> None:
         """Notes what a pass of a cell takes."""
         ref = tensor.ref()
         if ref in self._weights:

@@ -100,11 +100,11 @@ class ReadingScope(keras.StatelessScope):
         super().__exit__(*args, **kwargs)
         self._entered.close()
 
-    def handle_of(self, variable: keras.Variable) -> Any:
+    def handle_of(self, variable: keras.Variable) -> tf.Tensor:
         """By what tapes know a variable: a tensor; or None for its storage."""
         return self.get_current_value(variable)
 
-    def _read(self, variable: keras.Variable) -> Any:
+    def _read(self, variable: keras.Variable) -> tf.Tensor:
         """Called where a variable is read."""
         value = self._inner(variable)
         if value is None:
@@ -113,19 +113,19 @@ class ReadingScope(keras.StatelessScope):
             return self._outer[0](variable)
         return variable._maybe_autocast(value)
 
-    def _read_storage(self, storage: tf.Variable) -> Any:
+    def _read_storage(self, storage: tf.Variable) -> tf.Tensor:
         """Called where the `tf.Variable` of a variable is read."""
         variable = variable_of(storage.handle)
         return None if variable is None else self._own(variable)
 
-    def _own(self, variable: keras.Variable) -> Any:
+    def _own(self, variable: keras.Variable) -> tf.Tensor:
         """The value that this scope has, or None; tapes are told of it."""
         if is_watched(variable):
             with replaced(self, "is_telling", True):
                 tell_tapes(variable)
         return self.get_current_value(variable)
 
-    def _handle(self, variable: keras.Variable) -> Any:
+    def _handle(self, variable: keras.Variable) -> tf.Tensor:
         """Called where a tape is asked of a variable, or told of it."""
         if self._inner(variable) is not None:
             return _handle.original(variable)
@@ -134,7 +134,7 @@ class ReadingScope(keras.StatelessScope):
             return storage(variable).handle
         return self._outer[1](variable) if handle is None else handle
 
-    def _inner(self, variable: keras.Variable) -> Any:
+    def _inner(self, variable: keras.Variable) -> tf.Tensor:
         """The value that a scope inside this one has, or None."""
         scope = _global_state.get_global_attribute("stateless_scope")
         if scope in (None, self) or isinstance(scope, ReadingScope):
@@ -149,7 +149,7 @@ class _StartScope(ReadingScope):
         super().__init__(**kwargs)
         self._values: Any = weakref.WeakKeyDictionary()
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
         """Called where a variable is read."""
         value = super().get_current_value(variable)
         graph = current_graph()
@@ -210,7 +210,7 @@ def _note_made(variable: keras.Variable) -> None:
 @contextlib.contextmanager
 def postponed(
     is_postponed: Callable[[keras.Variable], bool],
-    refuse: Callable[[keras.Variable], Any],
+    refuse: Callable[[keras.Variable], object],
 ) -> Iterator[None]:
     """Has variables that are made inside wait for `create_variable`.
 
@@ -321,7 +321,7 @@ def is_created(variable: keras.Variable) -> bool:
     return storage(variable) is not None
 
 
-def storage(variable: keras.Variable) -> Any:
+def storage(variable: keras.Variable) -> tf.Variable:
     """The `tf.Variable` of a variable, or None."""
     return variable._value
 
@@ -418,7 +418,7 @@ def move_variable(variable: keras.Variable) -> None:
         variable._value = before
 
 
-def _as_made(variable: keras.Variable) -> Any:
+def _as_made(variable: keras.Variable) -> tf.Tensor:
     """Inside, storage is made as if nothing were frozen or unfrozen since."""
     return replaced(variable, "_trainable", is_watched(variable))
 
@@ -445,7 +445,7 @@ def keep_words(error: Exception) -> None:
     error._keras_call_info_injected = True  # type: ignore[attr-defined]
 
 
-def get_mask(tensor: Any) -> Any:
+def get_mask(tensor: Any) -> Nest:
     """The Keras mask that travels with a tensor, or None."""
     return _masking.get_keras_mask(tensor)
 
@@ -459,7 +459,7 @@ _ATTACHED = ("_keras_mask", "_keras_logits")
 _FROM_LOGITS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
 
 
-def attached_to(tensor: Any, is_split: bool) -> dict[str, Any]:
+def attached_to(tensor: Any, is_split: bool) -> dict[str, tf.Tensor]:
     """Returns what Keras has hung on a tensor, by its name.
 
     So has a user: what has a value for each row, if a mini-batch `is_split`.
@@ -478,7 +478,7 @@ def attached_to(tensor: Any, is_split: bool) -> dict[str, Any]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def without_rows(tensor: Any) -> dict[str, Any]:
+def without_rows(tensor: Any) -> dict[str, tf.Tensor]:
     """The tensors that a user has hung on one, without a value for each row."""
     return {
         name: one
@@ -488,20 +488,20 @@ def without_rows(tensor: Any) -> dict[str, Any]:
     }
 
 
-def constants_on(tensor: Any) -> dict[str, Any]:
+def constants_on(tensor: Any) -> dict[str, tf.Tensor]:
     """What a user has hung on a tensor that is of no graph, by its name."""
     own = _hung_by_a_user(tensor).items()
     return {name: one for name, one in own if not tf.is_symbolic_tensor(one)}
 
 
-def _hung_by_a_user(tensor: Any) -> dict[str, Any]:
+def _hung_by_a_user(tensor: Any) -> dict[str, tf.Tensor]:
     if not tf.is_symbolic_tensor(tensor):
         return {}  # Python dies of `vars` of tensors that are eager
     others = "_is_zeros", "_keras", "_tf"
     return {k: v for k, v in vars(tensor).items() if not k.startswith(others)}
 
 
-def attach(tensor: Any, attached: Mapping[str, Any]) -> Any:
+def attach(tensor: Any, attached: Mapping[str, tf.Tensor]) -> Any:
     """Hangs on a tensor of a graph what `attached_to` has returned.
 
     Returns the tensor, or one that the operation has made anew of its logits.
@@ -513,7 +513,7 @@ def attach(tensor: Any, attached: Mapping[str, Any]) -> Any:
     return tensor
 
 
-def set_mask(tensor: Any, mask: Any) -> None:
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
     """Attaches a Keras mask to a tensor."""
     _masking.set_keras_mask(tensor, mask)
 
@@ -665,7 +665,7 @@ def replaced_losses(
 
 @contextlib.contextmanager
 def refusing_added_losses(
-    model: keras.Model, refuse: Callable[[keras.layers.Layer], Any]
+    model: keras.Model, refuse: Callable[[keras.layers.Layer], object]
 ) -> Iterator[None]:
     """Inside, who reads the losses that a single layer has added is refused.
 
@@ -709,7 +709,11 @@ def _inner_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def reduce_weighted_values(
-    values: Any, sample_weight: Nest, mask: Any, reduction: str, dtype: str
+    values: tf.Tensor,
+    sample_weight: Nest,
+    mask: Nest,
+    reduction: str,
+    dtype: str,
 ) -> Any:
     """Keras's own weighting, masking and reduction of a loss's values."""
     return _loss.reduce_weighted_values(
@@ -722,7 +726,11 @@ def reduce_weighted_values(
 
 
 def effective_weights(
-    values: Any, sample_weight: Nest, mask: Any, reduction: str, dtype: str
+    values: tf.Tensor,
+    sample_weight: Nest,
+    mask: Nest,
+    reduction: str,
+    dtype: str,
 ) -> Any:
     """The weights by which Keras multiplies a loss's values, or None."""
     if sample_weight is not None:
@@ -739,7 +747,7 @@ def effective_weights(
 
 def metric_calls(
     compile_metrics: Any, y: Nest, y_pred: Nest, sample_weight: Nest
-) -> list[tuple[keras.metrics.Metric, Any, Any, Any]]:
+) -> list[tuple[keras.metrics.Metric, Nest, Nest, Nest]]:
     """Says what every metric would be called with: (metric, y, y_pred, weight).
 
     Args:
@@ -748,7 +756,7 @@ def metric_calls(
         y_pred: Outputs.
         sample_weight: Weights.
     """
-    calls: list[tuple[keras.metrics.Metric, Any, Any, Any]] = []
+    calls: list[tuple[keras.metrics.Metric, Nest, Nest, Nest]] = []
 
     class Recorder:
         def __init__(self, metrics: Any) -> None:
@@ -787,7 +795,7 @@ def function_arguments(wrapper: Any) -> dict[str, Any]:
 
 
 # -------------------------------------------------------- batch normalization
-def batch_moments(layer: keras.layers.Layer, inputs: Nest, mask: Any) -> Any:
+def batch_moments(layer: keras.layers.Layer, inputs: Nest, mask: Nest) -> Any:
     """Mean and variance, as a `BatchNormalization` computes them."""
     return type(layer)._moments(layer, inputs, mask)
 
@@ -800,8 +808,8 @@ def has_own_moments(layer: keras.layers.Layer) -> bool:
 @contextlib.contextmanager
 def recording_moments(
     layers: list[keras.layers.BatchNormalization],
-    record: Callable[[keras.layers.Layer, Any, Any, Any, Any], None],
-    compute: Callable[[keras.layers.Layer, Any, Any], Any] = batch_moments,
+    record: Callable[..., None],
+    compute: Callable[[keras.layers.Layer, Nest, Nest], Any] = batch_moments,
 ) -> Iterator[None]:
     """Inside, `BatchNormalization`s tell their moments.
 
@@ -813,7 +821,7 @@ def recording_moments(
     """
 
     def wrap(layer: keras.layers.Layer) -> Callable:
-        def moments(inputs: Nest, mask: Any) -> Any:
+        def moments(inputs: Nest, mask: Nest) -> Any:
             mean, variance = compute(layer, inputs, mask)
             record(layer, inputs, mask, mean, variance)
             return mean, variance
@@ -1032,7 +1040,7 @@ def _given_by_user(node: Any) -> list[Nest]:
     return [t for t in node.input_tensors if id(t) not in own]
 
 
-def producer(tensor: keras.KerasTensor) -> Any:
+def producer(tensor: keras.KerasTensor) -> keras.Operation:
     """The layer or operation that a symbolic tensor comes from, or None."""
     history = getattr(tensor, "_keras_history", None)
     return None if history is None else history.operation
@@ -1074,7 +1082,7 @@ def is_functional(model: keras.Model) -> bool:
     )
 
 
-def functional_of(model: keras.Sequential) -> Any:
+def functional_of(model: keras.Sequential) -> keras.Model:
     """The functional model that a `keras.Sequential` is, or None.
 
     It is none before it is built, where it takes a nest of tensors, and where
@@ -1137,8 +1145,8 @@ _watches: list[Any] = []
 
 
 def watch_calls(
-    called: Callable[[Any], Any],
-    added: Callable[[keras.layers.Layer], Any],
+    called: Callable[[Any], object],
+    added: Callable[[keras.layers.Layer], object],
     spans: Callable[[keras.Model], bool],
 ) -> None:
     """From now on, has calls and models of Keras look at where layers are.
@@ -1198,7 +1206,7 @@ def forget_functions(model: keras.Model) -> None:
 KERNEL, TABLE = "_kernel", "_embeddings"
 
 
-def remat_mode(layer: keras.layers.Layer) -> Any:
+def remat_mode(layer: keras.layers.Layer) -> object:
     """The mode of the `keras.RematScope` that a layer was made in, or None."""
     return getattr(layer, "_remat_mode", None)
 

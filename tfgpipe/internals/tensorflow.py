@@ -361,7 +361,7 @@ def captures_of_strangers(graph: tf.Graph) -> list[tf.Tensor]:
     ]
 
 
-def tell_tapes(variable: Any) -> None:
+def tell_tapes(variable: tf.Variable) -> None:
     """Has tapes that watch what is read watch `variable.handle`, as of now."""
     _pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
 
@@ -378,8 +378,8 @@ def not_recording() -> contextlib.AbstractContextManager[None]:
 
 def refuse_tapes(
     results: Sequence[tf.Tensor],
-    sources: Sequence[Any],
-    refuse: Callable[..., Any],
+    sources: Sequence[tf.Tensor],
+    refuse: Callable[..., object],
 ) -> None:
     """Has tapes call a function where they differentiate results.
 
@@ -395,7 +395,7 @@ def refuse_tapes(
     _record.record_operation("Refused", [*results], tensors, refuse)
 
 
-def in_custom_gradient(thing: Any) -> bool:
+def in_custom_gradient(thing: object) -> bool:
     """Returns whether a function with a gradient of its own reads something.
 
     It may take it as an argument: then it has a gradient for it.
@@ -414,7 +414,7 @@ def in_custom_gradient(thing: Any) -> bool:
 
 # ------------------------------------------------------------------- variables
 @contextlib.contextmanager
-def reading_storage(of: Callable[[tf.Variable], Any]) -> Iterator[None]:
+def reading_storage(of: Callable[[tf.Variable], tf.Tensor]) -> Iterator[None]:
     """Inside, Python reads of a `tf.Variable` something else.
 
     Args:
@@ -453,7 +453,7 @@ def making_variables() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restoring(
-    handles: Sequence[tf.Tensor], without: Sequence[Any] = ()
+    handles: Sequence[tf.Tensor], without: Sequence[tf.Tensor] = ()
 ) -> Iterator[None]:
     """Afterwards, variables have the values that they had before.
 
@@ -493,7 +493,7 @@ def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
 
 
 # -------------------------------------------------------------------- tracing
-def keep(function: Any, thing: Any) -> None:
+def keep(function: Any, thing: object) -> None:
     """Keeps an object for as long as a traced function can be called.
 
     TensorFlow forgets functions that no Python object refers to, also those
@@ -611,7 +611,9 @@ _near = Replaceable(_importer, "_GetColocationNames")
 
 
 def import_definition(
-    definition: Any, given: dict[str, tf.Tensor], names: Sequence[str] = ()
+    definition: tf.compat.v1.GraphDef,
+    given: dict[str, tf.Tensor],
+    names: Sequence[str] = (),
 ) -> list[tf.Tensor]:
     """Imports a graph into the current one; returns tensors of these names.
 
@@ -831,9 +833,9 @@ class OuterTensors:
     """What functions' graphs have captured, by the graphs' own tensors."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, tf.Tensor] = {}
 
-    def captured_as(self, tensor: tf.Tensor) -> Any:
+    def captured_as(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns what a graph captured as this placeholder, or None."""
         if id(tensor) not in self._known:
             captures = getattr(tensor.graph, "captures", ())
@@ -841,7 +843,7 @@ class OuterTensors:
         return self._known.get(id(tensor))
 
 
-def is_eager(tensor: Any) -> bool:
+def is_eager(tensor: object) -> bool:
     """Returns whether a tensor has a value already."""
     return isinstance(tensor, tf.__internal__.EagerTensor)
 
@@ -907,7 +909,7 @@ class SingleReplicaStrategy(tf.distribute.Strategy):
 class _SingleReplicaExtended(_distribute_lib._DefaultDistributionExtended):
     """TensorFlow's default strategy, with a scope of its own."""
 
-    def _scope(self, strategy: Any) -> Any:
+    def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         return _in_scope(strategy)
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
@@ -936,7 +938,7 @@ def device_assignment(strategy: tf.distribute.Strategy) -> Any:
     return strategy.extended._device_assignment
 
 
-def without_strategy() -> Any:
+def without_strategy() -> contextlib.AbstractContextManager[None]:
     """Inside, no strategy is in scope. A context manager."""
     return _thread_mode(_distribute_lib._get_default_replica_mode())
 

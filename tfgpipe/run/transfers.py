@@ -48,7 +48,7 @@ class Weights:
         self._held: dict[str, dict[int, Any]] = {}  # by device and cell
         self._of_shards: dict[tuple[int, str], Any] = {}  # by cell and device
         # By device, what ran there before the last task.
-        self._before_last: dict[str, Any] = {}
+        self._before_last: dict[str, tf.Operation] = {}
 
     def packed(self, k: int, device: str) -> Any:
         """The weights of cell k on a device, as its next task takes them."""
@@ -77,7 +77,9 @@ class Weights:
         held[k] = self._packed(k, device, ready)
         return held[k]
 
-    def _packed(self, k: int, device: str, ready: Sequence[Any] = ()) -> Any:
+    def _packed(
+        self, k: int, device: str, ready: Sequence[tf.Operation] = ()
+    ) -> Any:
         """Packs the weights of cell k, sent after some operations."""
         cell = self._tasks[k]
         pairs = zip(cell.part.uses, cell.weight_dtypes)
@@ -86,7 +88,7 @@ class Weights:
         with tf.control_dependencies(None), tf.device(device):
             return cell.pack_weights(values)
 
-    def _sent(self, use: Use, dtype: Any, device: str) -> tf.Tensor:
+    def _sent(self, use: Use, dtype: tf.DType, device: str) -> tf.Tensor:
         """Returns what a cell reads of a variable, in a dtype on a device."""
         home = use.variable.value.device
         key = id(use.variable), use.piece, dtype
@@ -127,7 +129,7 @@ class Offloads:
         device = self._batch.replicas.device(op.cell, op.micro_batch)
         host = self._host(op)
 
-        def work(after: list[Any]) -> list[tf.Tensor]:
+        def work(after: list[tf.Operation]) -> list[tf.Tensor]:
             # What is sent does not wait for what takes it: so it waits here.
             with tf.device(host):
                 with tf.control_dependencies(after):

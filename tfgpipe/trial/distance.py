@@ -56,7 +56,7 @@ def limit_of(dtypes: Iterable[str], device: str = "/device:CPU:0") -> float:
     return max(limits, default=_ROUNDING[4])
 
 
-def _num_bytes(dtype: Any) -> int:
+def _num_bytes(dtype: tf.DType) -> int:
     return int(tf.as_dtype(dtype).real_dtype.size)
 
 
@@ -88,7 +88,7 @@ def distance(
     return share if share > limit and difference > noise else 0.0
 
 
-def largest(tensor: Any) -> float:
+def largest(tensor: tf.Tensor) -> float:
     """Returns the largest finite number; 0 where there is none, or None."""
     tensor = as_tensor(tensor)
     if tensor is None or 0 in tensor.shape:

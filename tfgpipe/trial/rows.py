@@ -55,7 +55,7 @@ def has_unknown_sizes(specs: Nest) -> bool:
 
 def drawn(
     specs: Nest, length: int, limit: int, seed: int = 0, parts: Parts = FEW
-) -> list[Any]:
+) -> list[Nest]:
     """Three drawn nests of tensors: all rows, the first ones, and the others.
 
     `specs` is a nest of what has a shape (rows, ...) and a dtype, with None as
@@ -64,7 +64,7 @@ def drawn(
     """
     count = parts.total
 
-    def one(spec: Nest) -> Any:
+    def one(spec: Nest) -> tf.Tensor | None:
         if spec is None:
             return None
         sizes = [size or length for size in tuple(spec.shape)[1:]]
@@ -124,7 +124,7 @@ def _is_like(tensor: Any, spec: Nest) -> bool:
     return has_sizes and tf.as_dtype(spec.dtype) == tensor.dtype
 
 
-def with_parts(whole: Any, parts: Parts) -> list[Any]:
+def with_parts(whole: Any, parts: Parts) -> list[Nest]:
     """A nest of tensors with a row each, and its parts."""
 
     def rows_of(rows: slice) -> Any:
