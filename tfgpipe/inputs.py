@@ -19,7 +19,7 @@ from keras import tree
 
 from tfgpipe.internals import Nest
 
-# Where examples are merged, as graphs are, rows are not those of examples.
+# Where examples are merged, as graphs are, rows are not examples.
 _MERGED = (
     "Check how the data is batched. Where examples are merged, as graphs of "
     "different sizes are, pass num_micro_batches=1 and no replicas, or pad "

@@ -76,7 +76,7 @@ class Cell:
         called: The operations that the last trace called in it, in order:
             `failures.py` names them.
         traced_as: The indexes of the cells whose names its operations have:
-            its index, and that of the equal cell whose functions it shares.
+            its own, and the one of the equal cell whose functions it shares.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ def counts_of_shards(cells: Sequence[Cell]) -> dict[int, int]:
 def shards_of(cells: Sequence[Cell], schedule: Schedule) -> dict[int, Shard]:
     """Returns the cells that are shards, by index, on numbered devices.
 
-    Devices without other cells are numbered after those of the schedule.
+    Devices without other cells are numbered after the schedule's.
     """
     numbers = {
         cell.device: schedule.device_of(cell.number)

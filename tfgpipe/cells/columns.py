@@ -84,7 +84,7 @@ class Columns(NamedTuple):
         return internals.replaced(*self.last, None)
 
     def joined(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Joins the outputs of all groups to that of the whole layer."""
+        """Joins the outputs of all groups to the whole layer's."""
         if self.output_axis is None:
             y = _add(*outputs)
         else:

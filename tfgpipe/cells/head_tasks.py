@@ -8,7 +8,7 @@ of a micro-batch exist at a time:
     h rows 0, 1 --> logits --> loss --> dh rows 0, 1   + sums of gradients
     h rows 2, 3 --> logits --> loss --> dh rows 2, 3   + sums of gradients
 
-The results of the parts are added up, like those of micro-batches: the loss
+The results of the parts are added up, as micro-batches' are: the loss
 divides once, by the count of all rows.
 """
 

@@ -141,7 +141,7 @@ def trace_model(
 
 
 def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
-    """Returns the fields of a `TracedModel` but those of its graph."""
+    """Returns the fields of a `TracedModel` but its graph's."""
     moving = MovingStatistics(model.normalizations)
     tape = None
     if model.training:
@@ -284,7 +284,7 @@ def as_number(loss: Any) -> tf.Tensor:
 
 
 def _check_alone(graph: tf.Graph) -> None:
-    """Refuses tensors of other graphs: those of another step are gone."""
+    """Refuses tensors of other graphs: another step's are gone."""
     strangers = internals.captures_of_strangers(graph)
     if strangers:
         raise ValueError(

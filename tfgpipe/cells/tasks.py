@@ -69,7 +69,7 @@ class TaskCall(NamedTuple):
         function: A `Subfunction`, or a `StagedFunction`, see `run/chain.py`.
         values: Arguments, by the tensors of the graph that they stand for.
         sums: The sums of gradients so far, packed.
-        finish: Makes the results of the task of those of the function.
+        finish: Makes the results of the task from the function's.
     """
 
     function: Any
@@ -104,7 +104,7 @@ class CellTasks:
         self.part = part
         self.functions = functions
         shared = functions.part
-        # Pairs of a tensor of this cell and that of the shared functions.
+        # Pairs of a tensor of this cell and of the shared functions.
         self._arguments = [
             *zip(part.forward_inputs, shared.forward_inputs),
             *zip(part.gradient_inputs, shared.gradient_inputs),
@@ -394,7 +394,7 @@ class CellTasks:
 def _filled(
     gradients: Sequence[Gradient], values: Iterator[tf.Tensor]
 ) -> list[Gradient]:
-    """Returns gradients whose tensors are replaced by those of an iterator."""
+    """Returns gradients whose tensors are replaced by an iterator's."""
     flat = tf.nest.flatten(gradients, expand_composites=True)
     return tf.nest.pack_sequence_as(
         gradients,

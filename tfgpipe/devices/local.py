@@ -44,7 +44,7 @@ def split_gpu(num_devices: int, mib: int) -> None:
 
 
 def hide_accelerators() -> None:
-    """Leaves those of this host to other processes.
+    """Leaves this host's to other processes.
 
     Raises:
         RuntimeError: If TensorFlow has started its devices already.

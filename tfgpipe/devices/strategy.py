@@ -28,7 +28,7 @@ For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
 `run` calls a function once, with all rows: code that was written for a strategy
 divides by no number twice, and Keras feeds whole mini-batches.
 
-Devices may be those of other hosts that TensorFlow is connected to: the graph
+Devices may be on other hosts that TensorFlow is connected to: the graph
 is the same. Limits: one process traces it, and feeds the data. Variables that
 are not trained are on the first replica's devices.
 
@@ -55,7 +55,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
 
     A `GPipe` that is made in the `scope()` of this strategy splits every
     mini-batch among R pipelines. With M micro-batches a replica, its loss,
-    metrics and weights are those of one pipeline with R M micro-batches.
+    metrics and weights are the same as of one pipeline with R M micro-batches.
 
     Args:
         num_replicas: R, at least 1.

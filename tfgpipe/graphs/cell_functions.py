@@ -3,7 +3,7 @@
 The backward pass takes some tensors of the forward pass: they are *kept*. What
 they follow from cheaply is repeated instead; in a cell that may keep a share of
 them, more is, see `kept.py`. Where the backward pass itself is cut into the
-gradients of inputs and those of weights, some more cross:
+gradients of inputs and of weights, some more cross:
 
     x, weights, state ---> forward ------------------------> y
                               |
@@ -43,7 +43,7 @@ from tfgpipe.graphs.xla import NotCompilable
 class CellFunctions:
     """The part of a model's graph that is a cell's, cut into functions.
 
-    `device_types` are those of the cell's devices, such as "GPU"; `share` is
+    `device_types` are the cell's devices' types, such as "GPU"; `share` is
     that of the bytes that the backward pass needs which may be kept; `is_sent`
     says whether what is kept goes to the host.
 

@@ -18,7 +18,7 @@ others. It holds a copy of the operations in between and nothing else:
     backward       takes x, w, h, dy    returns dx, dw + the sum so far
 
 What one run of Python has made is cut, and not traced a second time: so the
-bits of a recomputed h are those of the first one, and a layer that draws random
+bits of a recomputed h are the first one's, and a layer that draws random
 numbers, or prints, is called once a trace.
 
 Where a cell's part of it adds up over replicas, see
@@ -407,7 +407,7 @@ class GraphCutter:
         internals.keep(concrete, self._graph)  # and so the functions it calls
         call = internals.FunctionCall(concrete, as_written=True)
         # A call of a call: TensorFlow builds a called function anew for every
-        # call in the step's graph, and this way only that of one operation.
+        # call in the step's graph, and this way only one operation's.
         wrapper = traced(lambda *a: call(list(a)), specs, self._options, stays)
         internals.keep(wrapper, concrete)
         return Subfunction(wrapper, inputs, fetches, self.captures)
@@ -488,7 +488,7 @@ def _run_in_order(
     """Has a backward pass go from layer to layer, so that little is held.
 
     TensorFlow goes on with what became ready last: with the gradients of the
-    inputs of all layers, and then those of weights, which hold two tensors of
+    inputs of all layers, and then of weights, which hold two tensors of
     each layer until then. It also repeats at once what it can. Here
 
         dy --> dx3 --> dw3 --> h2 again --> dx2 --> dw2 --> ...

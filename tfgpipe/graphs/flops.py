@@ -113,7 +113,7 @@ def graph_flops(graph: tf.Graph) -> float:
 
 
 def operation_flops(op: tf.Operation) -> float:
-    """Counts those of one operation; unknown dimensions count as 1."""
+    """Counts FLOPs of one operation; unknown dimensions count as 1."""
     try:
         return _flops(op)
     except Exception:  # no training fails for what it costs

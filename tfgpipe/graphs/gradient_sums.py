@@ -4,7 +4,7 @@ From the task of a cell to the optimizer a gradient has one type, `Gradient`:
 dense, or sparse. A sparse one has `tf.IndexedSlices` for each lookup i of the
 weight. Those whose slices are those of rows, see `trial/`, are kept apart
 until the end, by micro-batch m, and then stand one after the other in the order
-of the rows, as those of the whole mini-batch would:
+of the rows, as the whole mini-batch's would:
 
     micro-batch 0   {(0, 0): slices of its rows, (1, 0): slices of positions}
     micro-batch 1   {(0, 1): slices of its rows, (1, 0): slices of positions}
@@ -98,7 +98,7 @@ class Gradient(NamedTuple):
     slices: Mapping[tuple[int, ...], tf.IndexedSlices] = {}
 
     def of_micro_batch(self, m: int, indices: Sequence[Indices]) -> Gradient:
-        """The gradient of micro-batch m, to be added to those of others.
+        """The gradient of micro-batch m, to be added to others'.
 
         `indices` has an entry for each lookup.
         """
@@ -213,7 +213,7 @@ def as_tensor(gradient: Any) -> tf.Tensor | None:
 
 
 def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The slices of one after those of the other."""
+    """The slices of one, and then of the other."""
     if len(slices) == 1:
         return slices[0]
     indices = [s.indices for s in slices]

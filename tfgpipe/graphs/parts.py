@@ -43,7 +43,7 @@ class Part:
         whole: The same, with its backward pass, to be cut.
         index: The number of the cell.
         forward: The names of its operations.
-        backward: The names of those of its backward pass.
+        backward: The names of its backward pass's operations.
         uses: The weights that it reads.
         dw: The gradients that its backward pass makes of them.
         forward_inputs: Tensors that its forward pass takes, but weights.

@@ -147,7 +147,7 @@ def _functions_of(whole: WholeGraph) -> FunctionTexts:
 class FunctionTexts:
     """Texts of the functions that a graph calls.
 
-    `definitions` are those of a graph, by their names.
+    `definitions` are a graph's, by their names.
     """
 
     def __init__(self, definitions: Mapping[str, Any]):

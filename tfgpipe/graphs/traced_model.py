@@ -352,7 +352,7 @@ class Differentiated:
         dw: Those of `TracedModel.uses`.
         places: For each operation by its name, the place in the forward pass to
             which it belongs.
-        backward: The names of those of the backward pass.
+        backward: The names of the backward pass's operations.
     """
 
     traced: TracedModel

@@ -425,7 +425,7 @@ def _as_made(variable: keras.Variable) -> tf.Tensor:
 
 # --------------------------------------------------------------------- inputs
 def input_layer(item: Any) -> keras.layers.InputLayer | None:
-    """An `InputLayer` itself, or that of a `keras.Input`; else None."""
+    """An `InputLayer` itself, or a `keras.Input`'s; else None."""
     if isinstance(item, keras.KerasTensor):
         item = getattr(item, "_keras_history", (None,))[0]
     return item if isinstance(item, keras.layers.InputLayer) else None
@@ -594,7 +594,7 @@ def held_metrics(model: keras.Model) -> list[keras.Metric]:
 
 
 def own_metrics(model: keras.Model) -> list[keras.Metric]:
-    """The first of `model.metrics`: all but those of layers."""
+    """The first of `model.metrics`: all but the layers'."""
     found: list[keras.Metric] = model._get_own_metrics()
     return found
 
@@ -1455,7 +1455,7 @@ class HoldingModel(keras.Model):
 def has_all_weights(model: keras.Model) -> bool:
     """Tells whether all layers of a model are built, and none will get weights.
 
-    A `keras.Sequential` has those of its layers, built or not.
+    A `keras.Sequential` has its layers', built or not.
     """
     return all(
         layer.built or isinstance(layer, keras.Sequential)
@@ -1545,7 +1545,7 @@ class BuiltBeforeTracing(keras.Model):
 
 
 class Shown:
-    """A functional model, of whose attributes some are those of another.
+    """A functional model with some attributes of another one.
 
     For Keras's table and picture of a model, which ask what it is an instance
     of, and then for what a functional one has.

@@ -42,7 +42,7 @@ class Built:
         num_replicas: R.
         schedule_of: The schedule, by the micro-batches that there are.
         remat: The rule of each of the `cells`.
-        gradient_dtype: Of sums of gradients; None for that of each weight.
+        gradient_dtype: Of sums of gradients; None for the weight's own.
         random_state: The random seeds, each once, for files.
         name: The model's.
     """
@@ -122,7 +122,7 @@ def build(
         arguments, counts, costs, (input_spec, output_spec), compiles
     )
     listed = [seed for cell in cells for seed in cell.seeds]
-    listed += internals.seeds_of(source.layers)  # those of a `call` of its own
+    listed += internals.seeds_of(source.layers)  # also of its own `call`
     seeds = {id(seed): seed for seed in listed}
     return Built(
         source,

@@ -2,7 +2,7 @@
 
 A list of layers gets symbolic outputs when they are first asked for:
 `Built.model` calls the layers on symbolic tensors from a `keras.Input` on. They
-are the model's `inputs` and `outputs`, and those of its layers: functional
+are the model's and its layers' `inputs` and `outputs`: functional
 models can be made of them.
 """
 
@@ -186,7 +186,7 @@ class Description(Face):
         return inputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Shapes of outputs for those of inputs, built or not."""
+        """Shapes of outputs for shapes of inputs, built or not."""
         dtype = self.input_dtype
         specs = tree.map_shape_structure(
             lambda shape: keras.KerasTensor(shape, dtype), input_shape
@@ -197,7 +197,7 @@ class Description(Face):
         """Refuses to be built again for other inputs.
 
         Raises:
-            ValueError: If a size other than that of the batch differs.
+            ValueError: If a size other than the batch's differs.
         """
         shapes = tree.flatten(
             tree.map_shape_structure(

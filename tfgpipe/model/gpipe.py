@@ -1,7 +1,7 @@
 """`GPipe`: a list of Keras layers as a model that spans several devices.
 
 A `GPipe` of a KerasHub task takes texts, as the task does. A task prepares data
-by its preprocessor, in methods of its own, which then call those of Keras. Here
+by its preprocessor, in methods of its own, which then call Keras's. Here
 these are the pipeline's:
 
     pipeline.fit(texts) -> task.fit(texts) -> keras.Model.fit(pipeline, tokens)
@@ -165,7 +165,7 @@ class GPipe(Saving, Rehearsals, OwnSteps):
             than one micro-batch.
         gradient_dtype: Dtype in which the gradients of weights are summed over
             micro-batches, such as "bfloat16" to halve the memory of the sums.
-            None for that of each weight.
+            None for the weight's own.
         weights_on: Where weights are, frozen ones too, with what the optimizer
             keeps of them and its update: on the "devices" of their cells; on
             the "host", in its memory; or the name of a device. They are sent to

@@ -45,7 +45,7 @@ def grouped_cells(
 ) -> tuple[tuple[Cell, ...], Remat]:
     """The groups of all cells, each as a cell, and their rules.
 
-    `counts` are the steps of the user's cells; `specs` those of the model's
+    `counts` are the steps of the user's cells; `specs` describe the model's
     inputs and outputs.
     """
     input_spec, output_spec = specs
@@ -68,7 +68,7 @@ def _cells(
     width: int,
     regions: Sequence[int] | None,
 ) -> Iterator[Cell]:
-    """The cells; `width` is that of the outputs, in bytes of a row.
+    """The cells; `width` is the bytes of outputs for a row.
 
     `regions` are where those begin, or end, that XLA compiles; None without it.
     """

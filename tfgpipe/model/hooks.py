@@ -6,7 +6,7 @@ checked.
 Some methods may be extended, and not replaced. Keras's own examples of a
 `train_step` differentiate by a `tf.GradientTape` what `self(x)` returns. In a
 `GPipe` that would run layer after layer, without cells and micro-batches, and
-nobody would know. So whether a subclass's method calls that of its base is
+nobody would know. So whether a subclass's method calls its base's is
 observed where it runs: while a step is traced.
 """
 
@@ -123,7 +123,7 @@ class Overrides:
 
 
 def _extending(name: str, method: Any) -> Callable:
-    """The method, which fails if it does not call that of its base."""
+    """The method, which fails if it does not call its base's."""
 
     @functools.wraps(method)
     def checked(self: Any, *args: object, **kwargs: object) -> Any:
@@ -415,7 +415,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         return not is_own and is_task(task) and task.compiled
 
     def optimizer_to_be(self) -> Any:
-        """Its own optimizer, or that of the task which it follows; or None."""
+        """Its optimizer, or that of the task that it follows; or None."""
         owner = self._source.model if self._follows_task() else self
         return getattr(owner, "optimizer", None)
 

@@ -26,7 +26,7 @@ from tfgpipe.devices import placement
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.run import update_on_devices
 
-# Whether operations that are made are those of a pipeline.
+# Whether a pipeline makes the operations.
 in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
 
 _APPLY, _SCALE = (

@@ -282,7 +282,7 @@ class Saving(Hooks):
         The optimizer's state is loaded even if it has made no step yet.
 
         Raises:
-            ValueError: If the file is damaged, or that of another model.
+            ValueError: If the file is damaged, or another model's.
         """
         with read_whole(filepath):
             optimizer = self.optimizer_to_be() if self.built else None

@@ -185,7 +185,7 @@ def tell_of_large(
 ) -> None:
     """Warns of a layer for which devices wait, however the model is cut.
 
-    `costs` are those of one shard of each layer, `total` of all shards.
+    `costs` are for one shard of each layer, `total` for all shards.
     """
     source, k = arguments.source, arguments.num_partitions
     num_devices = len({*arguments.grid[0]})

@@ -452,7 +452,7 @@ class TrainingSteps(Hooks):
     def replaced_losses(
         self, losses: list[Any]
     ) -> contextlib.AbstractContextManager[None]:
-        """Inside, `self.losses` are these: those of the mini-batch.
+        """Inside, `self.losses` are these, the mini-batch's.
 
         So is what `self.add_loss` adds, and what is called besides `layers`;
         calls of those that add are refused.
@@ -548,7 +548,7 @@ class TrainingSteps(Hooks):
 
     @contextlib.contextmanager
     def nothing_eager(self) -> Iterator[None]:
-        """Inside, steps are traced, also those of a model that runs eagerly."""
+        """Inside, steps are traced, also in a model that runs eagerly."""
         was_eager = bool(self.run_eagerly), tf.config.functions_run_eagerly()
         self.run_eagerly = False
         tf.config.run_functions_eagerly(False)

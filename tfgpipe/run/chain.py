@@ -90,7 +90,7 @@ class Chain:
     ) -> Any:
         """Runs a task on its device, after the device's last one.
 
-        Or beside those of its device, see `Beside`. And after those `before`.
+        Or beside its device's tasks, see `Beside`; and after those `before`.
         """
         check_interruption()
         with self.on_device(device, awaited, beside, before):

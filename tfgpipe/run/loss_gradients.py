@@ -43,7 +43,7 @@ class LossGradients(NamedTuple):
     def for_micro_batch(
         self, m: int, micro_batches: MicroBatches, made: Differentiated
     ) -> Values:
-        """Returns those of a micro-batch, by the graph's tensors."""
+        """Returns a micro-batch's gradients, by the graph's tensors."""
         head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
         extra = [
             None if d is None else d * micro_batches.fraction(m, d.dtype)

@@ -308,7 +308,7 @@ class Source:
         )
 
     def spread(self, costs: Sequence[float | None]) -> list[float]:
-        """Returns the costs of steps, by those of calls; FLOPs for None."""
+        """Returns the costs of steps from costs of calls; FLOPs for None."""
         of_steps: list[float] = []
         for cost, count in zip(costs, self._counts, strict=True):
             flops = self.flops[len(of_steps) : len(of_steps) + count]
@@ -319,7 +319,7 @@ class Source:
         return of_steps
 
     def by_call(self, costs: Sequence[float]) -> list[float]:
-        """Returns the costs of calls, by those of steps."""
+        """Returns the costs of calls from costs of steps."""
         if not self.calls:
             return [*costs]
         ends = itertools.accumulate(self._counts, initial=0)

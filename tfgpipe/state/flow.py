@@ -170,7 +170,7 @@ class StateFlow:
         """Assigns the variables, once for the mini-batch.
 
         To be called when all forward tasks have run; again, it does nothing.
-        `values` are those of each micro-batch.
+        `values` are each micro-batch's.
         """
         if self._is_assigned:
             return
@@ -184,7 +184,7 @@ class StateFlow:
     def _merged(
         self, variable: keras.Variable, values: list[tf.Tensor]
     ) -> tf.Tensor:
-        """Returns the value after the mini-batch, by those of micro-batches."""
+        """Returns the value after the mini-batch, from micro-batches' values."""
         kind, micro_batches = self._kind(variable), self._micro_batches
         if id(variable) in {id(u.variable) for u in self._traced.trained_uses}:
             return values[0]  # a weight that a layer itself assigns

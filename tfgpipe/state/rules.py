@@ -13,7 +13,7 @@ Batch normalisation is in `batch_normalization.py`. Seeds are saved here, too,
 which Keras does not do. With one micro-batch, the values that its layers
 assigned are assigned.
 
-The moments of a mini-batch follow exactly from those of its micro-batches
+The moments of a mini-batch follow exactly from its micro-batches'
 ([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
 mean = sum w_m mean_m, variance = sum w_m (variance_m + (mean_m - mean)^2),
 where w_m is the share of the rows (of the unmasked positions) of micro-batch m.

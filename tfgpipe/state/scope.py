@@ -231,7 +231,7 @@ class ModelScope(internals.ReadingScope):
         value = self._value_outside(variable, value)
         use = self._use_of.get(key)
         if use is not None:
-            # As in Keras the gradient is that of the new value.
+            # As in Keras the gradient is the new value's.
             self._new_weights[key] = value
             value = _with_value(use.tensor, value)
         self._assigned[key] = variable

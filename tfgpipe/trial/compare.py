@@ -1,8 +1,8 @@
 """Differences between a batch and its parts, in words.
 
-outputs      those of the parts, one after the other
+outputs      the parts' outputs, one after the other
 losses       of the parts, the mean by rows
-state        the mean by rows, or else that of the first part, see
+state        the mean by rows, or else the first part's, see
 `state/rules.py`
 metrics      run on from part to part
 gradients    with respect to inputs one after the other, to weights the sum
@@ -293,7 +293,7 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
             f"whole mini-batch{_by(worst)}. Compute gradients row by row, or "
             f"{_ONE}."
         )
-    # What cancels, as that of an attention's keys, is little but rounding: the
+    # What cancels, as an attention's keys' does, is little but rounding: the
     # parts, and the gradients of other weights, show what was added up.
     sizes = {
         key: max(largest(run.dw[key][1]) for run in (whole, *parts))

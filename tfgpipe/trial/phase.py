@@ -112,7 +112,7 @@ class Phase:
         """Looks for code that does something else where it knows the rows.
 
         In Keras, Python knows the number of rows of a mini-batch, and in a step
-        here that of a micro-batch. Where one of them makes something else of
+        here a micro-batch's. Where one of them makes something else of
         rows than the graph of any number of them, graphs of known numbers are
         tried; None if they cannot be made.
 
@@ -668,7 +668,7 @@ class _Run:
     def _cotangents(self, number: int, tensor: tf.Tensor) -> list[Any]:
         """Gradients of what was made of all rows, and of each part.
 
-        Zeros, where it is not known which numbers are those of which row.
+        Zeros, where it is not known which numbers are of which row.
         """
         values = [run[tensor.ref()] for run in self._made]
         sizes = [tuple(t.shape) for t in values]

@@ -163,7 +163,7 @@ def part_of(
     """Of a tensor of all rows, what one part has; None if it is not known.
 
     `sizes` are its shapes, of all rows and of each part. What has several
-    elements for each row has those of the first row first. Where parts have
+    elements for each row has the first row's first. Where parts have
     made other sizes, they get the rows of the whole all the same.
     """
     counts = [rows.stop - rows.start for rows in parts.slices]

@@ -1,4 +1,4 @@
-"""Finds calls of which a trial need not run all: those of equal blocks.
+"""Finds calls that a trial need not run: they are of equal blocks.
 
     the model      embed | block 0 | block 1 | block 2 | head
     a trial runs   embed | block 0 | ------- | ------- | head
@@ -54,7 +54,7 @@ def stand_ins_of(
     repeats: Sequence[Repeat],
     differentiating: set[Unit],
 ) -> dict[Call, Call]:
-    """Returns the calls of equal blocks, and those of the first of each.
+    """Returns the calls of equal blocks, each with its first block's call.
 
     Args:
         traced: The graph of a step.
