@@ -100,7 +100,7 @@ class ReadingScope(keras.StatelessScope):
         super().__exit__(*args, **kwargs)
         self._entered.close()
 
-    def handle_of(self, variable: keras.Variable) -> tf.Tensor:
+    def handle_of(self, variable: keras.Variable) -> tf.Tensor | None:
         """By what tapes know a variable: a tensor; or None for its storage."""
         return self.get_current_value(variable)
 
@@ -113,12 +113,12 @@ class ReadingScope(keras.StatelessScope):
             return self._outer[0](variable)
         return variable._maybe_autocast(value)
 
-    def _read_storage(self, storage: tf.Variable) -> tf.Tensor:
+    def _read_storage(self, storage: tf.Variable) -> tf.Tensor | None:
         """Called where the `tf.Variable` of a variable is read."""
         variable = variable_of(storage.handle)
         return None if variable is None else self._own(variable)
 
-    def _own(self, variable: keras.Variable) -> tf.Tensor:
+    def _own(self, variable: keras.Variable) -> tf.Tensor | None:
         """The value that this scope has, or None; tapes are told of it."""
         if is_watched(variable):
             with replaced(self, "is_telling", True):
@@ -134,7 +134,7 @@ class ReadingScope(keras.StatelessScope):
             return storage(variable).handle
         return self._outer[1](variable) if handle is None else handle
 
-    def _inner(self, variable: keras.Variable) -> tf.Tensor:
+    def _inner(self, variable: keras.Variable) -> tf.Tensor | None:
         """The value that a scope inside this one has, or None."""
         scope = _global_state.get_global_attribute("stateless_scope")
         if scope in (None, self) or isinstance(scope, ReadingScope):
@@ -149,7 +149,7 @@ class _StartScope(ReadingScope):
         super().__init__(**kwargs)
         self._values: Any = weakref.WeakKeyDictionary()
 
-    def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """Called where a variable is read."""
         value = super().get_current_value(variable)
         graph = current_graph()
@@ -418,7 +418,9 @@ def move_variable(variable: keras.Variable) -> None:
         variable._value = before
 
 
-def _as_made(variable: keras.Variable) -> tf.Tensor:
+def _as_made(
+    variable: keras.Variable,
+) -> contextlib.AbstractContextManager[None]:
     """Inside, storage is made as if nothing were frozen or unfrozen since."""
     return replaced(variable, "_trainable", is_watched(variable))
 
