@@ -184,7 +184,7 @@ class StateFlow:
     def _merged(
         self, variable: keras.Variable, values: list[tf.Tensor]
     ) -> tf.Tensor:
-        """Returns the value after the mini-batch, from micro-batches' values."""
+        """Returns the value after the mini-batch, from micro-batches'."""
         kind, micro_batches = self._kind(variable), self._micro_batches
         if id(variable) in {id(u.variable) for u in self._traced.trained_uses}:
             return values[0]  # a weight that a layer itself assigns
