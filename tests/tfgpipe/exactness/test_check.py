@@ -458,9 +458,9 @@ def wrong_products(monkeypatch):
                 inside.pop()
 
     def use(of_cells, backward=False):
-        def functions(self, part, cell, *way):
+        def functions(self, key, part, cell, *way):
             if not of_cells(cell):
-                return right(self, part, cell, *way)
+                return right(self, key, part, cell, *way)
             return Wrong(part, ["CPU"], *way)
 
         def add_wrong(definition):
