@@ -51,7 +51,10 @@ def check_compilable(parts: Sequence[Part], keys: Sequence[Hashable]) -> None:
     Raises:
         NotCompilable: With the layer, the operation, and the cause.
     """
-    unlike = [*dict(zip(reversed(keys), reversed(parts))).values()][::-1]
+    firsts: dict[Hashable, Part] = {}
+    for part, key in zip(parts, keys):
+        firsts.setdefault(key, part)
+    unlike = [*firsts.values()]
     operations = parts[0].whole.operations
     places = parts[0].whole.places
     for part in unlike:

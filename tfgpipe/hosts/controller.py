@@ -416,7 +416,7 @@ def _followed(connection: Link) -> str:
             message = connection.receive()
         except OSError as error:
             return str(error)
-        if "beat" not in message:
+        if not isinstance(message.get("beat"), dict):
             return "it sent what it should not"
     return (
         f"it has given no sign of life for {link.BEATS * link.BEAT:g} s, so it "

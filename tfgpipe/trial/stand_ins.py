@@ -63,18 +63,25 @@ def stand_ins_of(
         differentiating: Units with gradients of their own, which the graph of
             a forward pass does not tell.
     """
+    repeats = [one for one in repeats if one.num_blocks >= _LEAST_BLOCKS]
+    if not repeats:
+        return {}
     stand_ins: dict[Call, Call] = {}
     places = {_call(s): i for i, s in reversed([*enumerate(traced.sections)])}
     firsts = [places.get(_call(step.section)) for step in steps]
     ends = [*firsts, len(traced.sections) - 1]
     calls = collections.Counter(id(s.operation) for s in traced.sections)
-    special = set().union(*(unit.sections for unit in differentiating))
+    # Of shared layers, a call is known by its number alone.
+    special = {
+        i
+        for i, section in enumerate(traced.sections)
+        if calls[id(section.operation)] > 1
+    }.union(*(unit.sections for unit in differentiating))
     keys = BlockKeys(traced)
     for repeat in repeats:
         bounds = [end for i in repeat.bounds() if (end := ends[i]) is not None]
         if (
-            repeat.num_blocks < _LEAST_BLOCKS
-            or len(bounds) <= repeat.num_blocks
+            len(bounds) <= repeat.num_blocks
             or sorted(bounds) != bounds
             or special & {*range(bounds[0], bounds[-1])}
         ):
@@ -96,11 +103,8 @@ def stand_ins_of(
             (texts[equal], facts[equal]) == (texts[0], facts[0])
             and inputs[equal - 1] == inputs[0]
             and _are_alike(blocks[0], blocks[equal])
-            and all(calls[id(s.operation)] == 1 for s in blocks[equal])
         ):
             equal += 1
-        if any(calls[id(s.operation)] > 1 for s in blocks[0]):
-            continue
         for a, block in zip(bounds[1:equal], blocks[1:equal]):
             stand_ins.update(
                 (_call(section), _call(first))
