@@ -6,7 +6,6 @@ import keras
 from keras import layers
 
 from models import amoebanet_operations as operations
-from models import flop_counts
 
 Shape = operations.Shape
 ShapePair = tuple[Shape, Shape]
@@ -67,10 +66,6 @@ class StemConv(layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> ShapePair:
         shape = tuple(self.conv.compute_output_shape(input_shape))
         return shape, shape
-
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        return self.conv.flops(input_spec)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -172,21 +167,6 @@ class AmoebaNetCell(layers.Layer):
         channels = self.channels * len(self._outputs)
         return (*shape[:-1], channels), tuple(input_shape[0])
 
-    def flops(self, input_spec: TensorPair) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        shapes = tuple(spec.shape for spec in input_spec)
-        enter_prev = self.enter_prev or self._make_enter_prev(shapes[1])
-        inside = flop_counts.size(self._state_shapes(shapes)[-1])
-        sums = len(self._steps) * inside
-        return sums + sum(
-            operations.operation_flops(operation, shape)
-            for operation, shape in zip(
-                (self.enter, enter_prev, *self.operations),
-                (*shapes, *self._shapes_read(shapes)),
-                strict=True,
-            )
-        )
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -230,12 +210,6 @@ class Classifier(layers.Layer):
 
     def compute_output_shape(self, input_shape: ShapePair) -> Shape:
         return (input_shape[0][0], self.num_classes)
-
-    def flops(self, input_spec: TensorPair) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        shape = input_spec[0].shape
-        pool = flop_counts.size(shape)
-        return pool + flop_counts.dense(1, shape[-1], self.num_classes)
 
     def get_config(self) -> dict[str, Any]:
         return {

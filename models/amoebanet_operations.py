@@ -6,8 +6,6 @@ from typing import Any
 import keras
 from keras import layers
 
-from models import flop_counts
-
 Shape = tuple[int | None, ...]  # (batch, height, width, channels)
 Size = int | tuple[int, int]
 Convolution = tuple[int, Size, Size]  # filters, kernel size, strides
@@ -139,15 +137,6 @@ class ReluConvBN(layers.Layer):
             input_shape = tuple(member.compute_output_shape(input_shape))
         return input_shape
 
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        shape, total = input_spec.shape, 0.0
-        for conv in self.members[1::3]:
-            total += flop_counts.size(shape)  # the ReLU
-            total += _conv_bn_flops(conv, shape)
-            shape = conv.compute_output_shape(shape)
-        return total
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -201,43 +190,12 @@ class FactorizedReduction(layers.Layer):
             self.channels,
         )
 
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        relu = flop_counts.size(input_spec.shape)
-        return relu + 2 * _conv_bn_flops(self.conv, input_spec.shape)
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "channels": self.channels,
             "bn_momentum": self.bn_momentum,
         }
-
-
-def operation_flops(operation: layers.Layer, shape: Shape) -> float:
-    """FLOPs of what a `Factory` made.
-
-    Args:
-        operation: The operation; it need not be built.
-        shape: Shape of its input.
-
-    Returns:
-        FLOPs for one example; see `models.flop_counts`.
-    """
-    if isinstance(operation, (ReluConvBN, FactorizedReduction)):
-        return operation.flops(keras.KerasTensor(shape))
-    if isinstance(operation, layers.Identity):
-        return 0.0
-    output = operation.compute_output_shape(shape)
-    return flop_counts.pooling(output, operation.pool_size)
-
-
-def _conv_bn_flops(conv: layers.Conv2D, shape: Shape) -> float:
-    """FLOPs of a convolution and the batch normalization after it."""
-    output = conv.compute_output_shape(shape)
-    return flop_counts.convolution(
-        shape, conv.filters, conv.kernel_size, conv.strides
-    ) + flop_counts.batch_norm(flop_counts.size(output))
 
 
 def _conv(

@@ -19,7 +19,6 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from models import flop_counts
 from models.transformer_layers import EPSILON, Shape
 
 # Keys and values, (batch, positions, heads, units of a head) each.
@@ -92,24 +91,6 @@ class _Attention(layers.Layer):
         query = _as_one_matrix(self.attention.query_dense, h)
         found = ops.dot_product_attention(query, *cache, mask=visible)
         return _as_one_matrix(self.attention.output_dense, found)
-
-    def _flops(self, queries: int, keys: int) -> float:
-        """FLOPs for so many positions and positions to attend to."""
-        elements, units = (
-            queries * self.model_dim,
-            self.num_heads * self.head_dim,
-        )
-        shortcut = elements
-        return (
-            flop_counts.layer_norm(elements)
-            + flop_counts.dense(queries, self.model_dim, units)
-            + 2 * flop_counts.dense(keys, self.model_dim, units)
-            + flop_counts.attention(
-                queries, keys, self.num_heads, self.head_dim
-            )
-            + flop_counts.dense(queries, units, self.model_dim)
-            + shortcut
-        )
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -201,15 +182,6 @@ class SelfAttention(_Attention):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`.
-
-        Args:
-            input_spec: Spec of `x` in `call`.
-        """
-        length = flop_counts.size(input_spec.shape[:-1])
-        return self._flops(length, length)
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "causal": self.causal}
 
@@ -262,17 +234,6 @@ class CrossAttention(_Attention):
     ) -> Shape:
         del memory_shape
         return x_shape
-
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`.
-
-        Args:
-            input_spec: Pair of the specs of `x` and `memory` in `call`.
-        """
-        queries, keys = (
-            flop_counts.size(spec.shape[:-1]) for spec in input_spec
-        )
-        return self._flops(queries, keys)
 
 
 def _as_one_matrix(dense: layers.EinsumDense, x: Any) -> Any:

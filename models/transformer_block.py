@@ -77,12 +77,6 @@ class TransformerBlock(layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        return self.attention.flops(input_spec) + self.feed_forward.flops(
-            input_spec
-        )
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

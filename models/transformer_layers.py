@@ -17,8 +17,6 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from models import flop_counts
-
 Shape = tuple[int | None, ...]
 
 EPSILON = 1e-6  # of layer normalizations
@@ -107,12 +105,6 @@ class TokenEmbedding(layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape, self.model_dim)
 
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        # A selection, as look-ups check their indices; scale; sum; an angle
-        # for every second unit.
-        return 3.5 * flop_counts.size(input_spec.shape) * self.model_dim
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -179,19 +171,6 @@ class FeedForward(layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        elements = flop_counts.size(input_spec.shape)
-        positions = elements // self.model_dim
-        relu, shortcut = positions * self.hidden_dim, elements
-        return (
-            flop_counts.layer_norm(elements)
-            + flop_counts.dense(positions, self.model_dim, self.hidden_dim)
-            + flop_counts.dense(positions, self.hidden_dim, self.model_dim)
-            + relu
-            + shortcut
-        )
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -236,18 +215,6 @@ class Logits(layers.Layer):
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.vocab_size)
-
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        elements = flop_counts.size(input_spec.shape)
-        model_dim = input_spec.shape[-1]
-        positions = elements // model_dim
-        clip = 0 if self.limit is None else 2 * positions * self.vocab_size
-        return (
-            flop_counts.layer_norm(elements)
-            + flop_counts.dense(positions, model_dim, self.vocab_size)
-            + clip
-        )
 
     def get_config(self) -> dict[str, Any]:
         return {

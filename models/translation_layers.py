@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 import keras
 from keras import layers, ops
 
-from models import flop_counts
 from models.attention_layers import CrossAttention, KeysValues
 from models.transformer_block import TransformerBlock
 from models.transformer_layers import EPSILON, Logits, Shape, TokenEmbedding
@@ -74,10 +73,6 @@ class PairEmbedding(layers.Layer):
             )
         )
 
-    def flops(self, input_spec: Any) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        return sum(self.tokens.flops(spec) for spec in input_spec)
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -108,10 +103,6 @@ class EncoderLayer(TransformerBlock):
     def compute_output_spec(self, inputs: Boundary) -> Boundary:
         return _like(inputs)
 
-    def flops(self, input_spec: Boundary) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        return super().flops(input_spec[0])
-
 
 @keras.saving.register_keras_serializable(package="models")
 class EncoderNorm(layers.Layer):
@@ -132,10 +123,6 @@ class EncoderNorm(layers.Layer):
 
     def compute_output_spec(self, inputs: Boundary) -> Boundary:
         return _like(inputs)
-
-    def flops(self, input_spec: Boundary) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        return flop_counts.layer_norm(flop_counts.size(input_spec[0].shape))
 
 
 @keras.saving.register_keras_serializable(package="models")
@@ -189,12 +176,6 @@ class DecoderLayer(TransformerBlock):
     def compute_output_spec(self, inputs: Boundary) -> Boundary:
         return _like(inputs)
 
-    def flops(self, input_spec: Boundary) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        encoder, _, decoder, _ = input_spec
-        cross = self.cross_attention.flops((decoder, encoder))
-        return super().flops(decoder) + cross
-
 
 @keras.saving.register_keras_serializable(package="models")
 class TargetLogits(layers.Layer):
@@ -222,10 +203,6 @@ class TargetLogits(layers.Layer):
 
     def compute_output_shape(self, input_shape: BoundaryShape) -> Shape:
         return (*input_shape[2][:-1], self.vocab_size)
-
-    def flops(self, input_spec: Boundary) -> float:
-        """FLOPs for one example; see `models.flop_counts`."""
-        return self.logits.flops(input_spec[2])
 
     def get_config(self) -> dict[str, Any]:
         return {

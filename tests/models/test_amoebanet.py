@@ -9,7 +9,6 @@ from stacks import build, no_weights_allocated
 
 from models import amoebanet
 from models.amoebanet_layers import AmoebaNetCell
-from models.amoebanet_operations import FactorizedReduction
 
 
 @pytest.mark.parametrize(
@@ -95,43 +94,6 @@ def test_normal_cell_computes_the_sum_of_its_steps():
     expected = keras.ops.concatenate([s[0], s[3], s[4], s[6]], axis=-1)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(passed_on, h)
-
-
-def test_operations_are_made_of_the_convolutions_they_are_named_for():
-    cell = AmoebaNetCell(8, reduction=True)
-    cell.build(((None, 8, 8, 8), (None, 8, 8, 8)))
-
-    def kernels(index):
-        members = cell.operations[index].members
-        return [
-            (*m.kernel.shape[:2], m.filters, m.strides)
-            for m in members
-            if isinstance(m, keras.layers.Conv2D)
-        ]
-
-    assert kernels(3) == [
-        (1, 1, 2, (1, 1)),
-        (3, 3, 2, (2, 2)),
-        (1, 1, 8, (1, 1)),
-    ]
-    assert kernels(4) == [
-        (1, 1, 2, (1, 1)),
-        (1, 7, 2, (1, 1)),
-        (7, 1, 2, (1, 1)),
-        (1, 1, 8, (1, 1)),
-    ]
-    assert kernels(9) == [(1, 1, 8, (1, 1))]
-
-
-def test_factorized_reduction_reads_both_pixels_of_a_diagonal():
-    layer = FactorizedReduction(2)
-    x = np.arange(1.0, 17.0, dtype="float32").reshape((1, 4, 4, 1))
-    layer.build(x.shape)
-    layer.conv.kernel.assign(np.ones((1, 1, 1, 1)))
-    layer.conv_shifted.kernel.assign(np.ones((1, 1, 1, 1)))
-    out = np.asarray(layer(x)) * np.sqrt(1.0 + layer.bn.epsilon)
-    np.testing.assert_allclose(out[0, ..., 0], [[1, 3], [9, 11]], rtol=1e-6)
-    np.testing.assert_allclose(out[0, ..., 1], [[6, 8], [14, 16]], rtol=1e-6)
 
 
 def test_bad_arguments_give_one_error_that_names_all():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models import augmentation
 
@@ -51,15 +50,3 @@ def test_change_follows_from_the_seed_and_keeps_the_dtype(change, dtype):
     np.testing.assert_array_equal(found, change(images, seed=(3, 4)))
     for other in ((3, 5), (4, 4)):
         assert (found.numpy() != change(images, seed=other).numpy()).any()
-
-
-def test_functions_run_in_tf_data_with_a_seed_a_step():
-    data = tf.data.Dataset.from_tensors(IMAGES[:8]).repeat(2)
-
-    def augment(step, images):
-        return cut(augmentation.horizontal_flip(images, (7, step)), (7, step))
-
-    first, second = data.enumerate().map(augment)
-    assert first.shape == second.shape == (8, 6, 5, 3)
-    assert (first.numpy() != second.numpy()).any()
-    np.testing.assert_array_equal(second, augment(1, IMAGES[:8]))

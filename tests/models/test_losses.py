@@ -60,7 +60,3 @@ def test_logits_of_bfloat16_are_compared_in_float32():
     assert found.dtype == "float32"
     expected = SmoothedCrossentropy(0.1)(labels, ops.cast(logits, "float32"))
     np.testing.assert_array_equal(found, expected)
-
-
-def test_loss_says_that_it_adds_up_rows():
-    assert SmoothedCrossentropy.is_row_wise is True

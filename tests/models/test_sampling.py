@@ -44,16 +44,6 @@ def test_greedy_tokens_are_those_of_the_whole_sequence_without_a_cache():
     assert len({tuple(row) for row in ids[:, 4:]}) > 1
 
 
-def test_tokens_follow_from_the_seed():
-    layers = model()
-
-    def draw(seed):
-        return sampling.generate(layers, tokens(), 10, seed=seed)
-
-    np.testing.assert_array_equal(draw(1), draw(1))
-    assert (draw(1) != draw(2)).any()
-
-
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, 4)])
 def test_tokens_are_drawn_as_often_as_the_softmax_says(temperature, top_k):
     logits = np.linspace(-1, 1, VOCABULARY)
@@ -76,18 +66,6 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says(temperature, top_k):
 def in_groups(monkeypatch, num_groups):
     """Rows go through in so many groups, whatever the devices are."""
     monkeypatch.setattr(decoding, "num_devices", lambda layers: num_groups)
-
-
-@pytest.mark.parametrize("num_groups", [1, 2, 9])
-def test_one_generator_draws_for_row_after_row(num_groups, monkeypatch):
-    in_groups(monkeypatch, num_groups)
-    logits = np.linspace(-1, 1, VOCABULARY, dtype=np.float32)
-    noise = np.random.default_rng(4).gumbel(size=(6, 5, VOCABULARY))
-    expected = np.argmax(logits.astype(float) / 0.7 + noise, axis=-1).T
-    found = sampling.generate(
-        always(logits), np.zeros((5, 3), int), 6, temperature=0.7, seed=4
-    )
-    np.testing.assert_array_equal(found[:, 3:], expected)
 
 
 def pipeline_of(layers, k):

@@ -50,16 +50,6 @@ def test_all_but_the_classifier_is_kept():
     assert call(new, x).shape == (16, 3)
 
 
-def test_layers_keep_their_precision_and_whether_they_are_trained():
-    frozen = kl.Dense(3, dtype="mixed_bfloat16", trainable=False)
-    frozen.build((None, 4))
-    last = kl.Dense(5)
-    last.build((None, 3))
-    copy, _ = transfer.replace_classifier([frozen, last], kl.Dense(2))
-    assert copy.dtype_policy.name == "mixed_bfloat16"
-    assert not copy.trainable
-
-
 def built(units):
     layer = kl.Dense(units)
     layer.build((None, units))

@@ -1,6 +1,5 @@
 """Transformer language models: sizes, what a position sees, training."""
 
-import keras
 import numpy as np
 import pytest
 from stacks import (
@@ -61,15 +60,6 @@ def test_position_sees_nothing_that_comes_later():
     changed = call(layers, ids)
     np.testing.assert_array_equal(changed[:, :4], logits[:, :4])
     assert (np.abs(changed - logits)[:, 4:] > 1e-6).any(axis=-1).all()
-
-
-def test_length_of_sequences_need_not_be_known():
-    model = keras.Sequential([keras.Input((None,), dtype="int32"), *tiny()])
-    assert model.output_shape == (None, None, VOCABULARY)
-    ids = tokens()
-    np.testing.assert_allclose(
-        model(ids)[:, :3], model(ids[:, :3]), rtol=1e-5, atol=1e-6
-    )
 
 
 def test_bad_arguments_give_one_error_that_names_all():

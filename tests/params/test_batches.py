@@ -23,15 +23,3 @@ def test_batches_take_every_example_once_an_epoch():
         assert sorted(rows) == list(range(10))
         assert all(y == [-i for i in x] for x, y in epoch)
     assert epochs[0] != epochs[1]
-
-
-def test_batches_of_a_later_start_are_those_of_the_whole_run():
-    assert taken(first_step=4) == taken(first_step=0)[4:]
-
-
-def test_batches_of_one_size_have_a_static_shape():
-    x = np.arange(8)
-    made = batches(x, x, 4, seed=0, first_step=0, num_steps=2)
-    assert made.element_spec[0].shape == (4,)
-    ragged = batches(x, x, 3, seed=0, first_step=0, num_steps=2)
-    assert ragged.element_spec[0].shape == (None,)

@@ -63,18 +63,6 @@ def test_example_goes_into_the_first_bucket_that_holds_all_parts():
     assert {len(batch.rows) for batch in batches if batch.widths[0] == 8} == {2}
 
 
-def test_only_the_last_batch_of_a_bucket_is_filled_up():
-    batches = make().epoch(0, 0)
-    short = [b.widths for b in batches if b.num_counted < len(b.rows)]
-    assert len(short) == len(set(short)) > 0
-
-
-def test_every_epoch_has_as_many_batches():
-    buckets = make(temperature=3.0)
-    counts = {len(buckets.epoch(1, number)) for number in range(5)}
-    assert counts == {buckets.num_batches}
-
-
 def test_temperature_gives_languages_their_shares():
     found = counted(make(temperature=5.0).epoch(0, 0))
     drawn = np.zeros(3)
@@ -82,14 +70,6 @@ def test_temperature_gives_languages_their_shares():
         drawn[LANGUAGES[row]] += count
     expected = 200 * language_shares(SIZES, 5.0)
     np.testing.assert_allclose(drawn, expected, rtol=0.15)
-
-
-def test_longer_examples_are_left_out():
-    lengths = LENGTHS.copy()
-    lengths[:10] = 17
-    assert set(counted(make(lengths=lengths).epoch(0, 0))) == set(
-        range(10, 200)
-    )
 
 
 def test_test_examples_all_come_once_and_in_order():

@@ -39,27 +39,12 @@ def test_shipped_subset_is_whole():
     assert len(data.y_test) == 2_000
 
 
-def test_shipped_subset_has_its_notice():
-    notice = (datasets.SHIPPED / "NOTICE.md").read_text("utf-8")
-    assert "fashion12k2k.npz" in notice
-    assert "Zalando" in notice
-
-
 def test_idx_folder_gives_images_and_classes(idx_folder):
     data = datasets.fashion_mnist_full(idx_folder)
     assert data.x_train.shape == (5, 4, 4, 1)
     assert data.x_test.shape == (3, 4, 4, 1)
     np.testing.assert_array_equal(data.y_train, np.arange(5))
     np.testing.assert_allclose(data.x_train[1, 0, 1, 0], 17 / 255)
-
-
-@pytest.mark.skipif(not datasets.DEBIAN.exists(), reason="not installed")
-def test_installed_data_begins_with_the_subset():
-    subset = datasets.load("fashion_mnist_12k")
-    full = datasets.load("fashion_mnist_full")
-    assert len(full.x_train) == 60_000
-    np.testing.assert_array_equal(full.x_train[:12_000], subset.x_train)
-    np.testing.assert_array_equal(full.y_test[:2_000], subset.y_test)
 
 
 def test_full_set_not_installed_names_the_package(tmp_path):

@@ -5,10 +5,7 @@ import numpy as np
 import pytest
 import texts
 
-from params import text_files
-from params.buckets import Batch
-from params.pairs import Pairs, arrays
-from params.ragged import Ragged
+from params.pairs import Pairs
 from params.task import Translation
 from params.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
@@ -54,19 +51,6 @@ def written(source, element):
     )
 
 
-def test_parts_are_split_by_english_string():
-    source = make()
-    train, test = (
-        {pair.english for pair in source.examples(part)}
-        for part in ("train", "test")
-    )
-    assert not train & test
-    assert all(map(text_files.is_held_out, test))
-    assert len(source.examples("test")) > 0
-    total = len(source.examples("train")) + len(source.examples("test"))
-    assert total == sum(texts.SIZES.values())
-
-
 def test_epoch_has_every_training_pair_once():
     source = make(widths=(16, 64, 256))
     found = [
@@ -102,16 +86,6 @@ def test_targets_are_shifted_by_one():
         assert (ends == EOS_ID).all()
         assert set(np.unique(weights)) <= {0, target.shape[1]}
         assert (weights[is_token.any(axis=1)] > 0).any()
-
-
-def test_rows_that_fill_up_do_not_count():
-    ids = (Ragged.of([[5, 2], [6, 7, 2]]), Ragged.of([[8, 2], [9, 2]]))
-    batch = Batch((3, 3), np.array([1, 0, 1]), num_counted=2)
-    source, shifted, target, weights = arrays(ids, batch)
-    assert source.tolist() == [[6, 7, 2], [5, 2, 0], [6, 7, 2]]
-    assert shifted.tolist() == [[1, 9, 0], [1, 8, 0], [1, 9, 0]]
-    assert target.tolist() == [[9, 2, 0], [8, 2, 0], [9, 2, 0]]
-    assert weights.tolist() == [[3, 3, 0], [3, 3, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("target_widths", [None, (16, 16, 64)])

@@ -11,7 +11,7 @@ from params import (
     registry,
 )
 from params.images import Images
-from params.optimizer import InverseSquareRoot, Optimizer
+from params.optimizer import Optimizer
 from params.pairs import Pairs
 from params.random_data import RandomPairs
 from params.task import Classification
@@ -74,25 +74,6 @@ def test_model_of_every_experiment_fits_its_data(experiment):
     assert rows >= experiment.num_micro_batches
 
 
-def test_every_full_size_experiment_has_a_small_twin():
-    names = {experiment.name for experiment in params.all_experiments()}
-    twins = {name for name in names if name.endswith("_small")}
-    full = {
-        e.name
-        for e in params.all_experiments()
-        if type(e.data).__name__.startswith("Random")
-    }
-    assert {f"{name}_small" for name in full} == twins
-    assert len(full) == 8 + 7 + 5 + 3
-
-
-def test_experiment_says_what_it_starts_from_and_how_it_is_cut():
-    text = str(params.get("image.transfer_finetune"))
-    assert "starts_from=image.transfer_pretrain" in text
-    cut = dataclasses.replace(params.get(DEMO), layers_per_cell=(3, 4))
-    assert "layers_per_cell=(3, 4)" in str(cut)
-
-
 def test_bad_experiment_is_one_error_that_names_all():
     with pytest.raises(ValueError, match="`epochs`") as error:
         dataclasses.replace(
@@ -123,12 +104,6 @@ def test_learning_rate_falls_as_the_root_of_the_step():
     rate = rate.make(100)._learning_rate
     rates = [float(rate(step)) for step in (0, 10, 20, 80)]
     np.testing.assert_allclose(rates, [0.1, 0.55, 1, 0.5], rtol=1e-5)
-
-
-def test_root_schedule_round_trips_through_its_config():
-    config = keras.saving.serialize_keras_object(InverseSquareRoot(2.0, 7))
-    copy = keras.saving.deserialize_keras_object(config)
-    assert (copy.learning_rate, copy.warmup_steps) == (2.0, 7)
 
 
 @pytest.mark.parametrize("kind", KINDS)

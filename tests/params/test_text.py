@@ -6,7 +6,6 @@ import texts
 
 from params import text
 from params.text import Text
-from params.tokenizer import EOS_ID
 
 LENGTH, BATCH = 16, 4
 
@@ -26,15 +25,6 @@ def epoch(source, number=0, batch_size=BATCH):
             batch_size, seed=5, first_step=first, num_steps=first + per_epoch
         )
     ]
-
-
-def test_stream_has_an_end_around_every_paragraph(source):
-    stream = source.train_stream.tolist()
-    assert stream[0] == stream[-1] == EOS_ID
-    assert stream.count(EOS_ID) == 1 + len(texts.novels().train)
-    ends = [i for i, token in enumerate(stream) if token == EOS_ID]
-    first = stream[ends[0] + 1 : ends[1]]
-    assert source.tokenizer.decode([first]) == [texts.novels().train[0]]
 
 
 def test_epoch_takes_windows_that_join_to_the_stream(source):
@@ -77,17 +67,6 @@ def test_windows_cover_streams_of_any_length(length, num_tokens):
             assert position >= length // 2 or len(counted) < length
             counted.append(y[position])
     assert counted == stream[1:].tolist()
-
-
-def test_words_are_those_between_spaces_and_ends(source):
-    expected = sum(len(p.split()) + 1 for p in texts.novels().test)
-    assert source.num_test_words == expected
-
-
-def test_prompt_begins_a_paragraph(source):
-    (ids,) = source.encode_prompt("kalo mi").tolist()
-    assert ids[0] == EOS_ID
-    assert source.tokenizer.decode([ids[1:]]) == ["kalo mi"]
 
 
 @pytest.mark.parametrize(

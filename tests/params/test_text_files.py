@@ -24,13 +24,6 @@ def write(path, text):
     return path
 
 
-def book(num_chapters):
-    return "A NOVEL\n\n" + "".join(
-        f"CHAPTER {i}\n\nfirst line {i}\nsecond line\n\n\nanother one\n"
-        for i in range(num_chapters)
-    )
-
-
 def test_shipped_novels_are_whole(novels):
     words = [
         sum(len(paragraph.split()) for paragraph in part) for part in novels
@@ -49,20 +42,6 @@ def test_thirteen_chapters_of_novels_are_held_out(novels):
     assert max(map(len, both)) < 60  # headings, exclamations
 
 
-def test_every_twentieth_chapter_is_held_out(tmp_path):
-    found = text_files.read_novels(write(tmp_path / "book.xz", book(31)))
-    assert [p for p in found.test if p.startswith("first")] == [
-        "first line 10 second line",
-        "first line 30 second line",
-    ]
-    assert found.train[:4] == (
-        "A NOVEL",
-        "CHAPTER 0",
-        "first line 0 second line",
-        "another one",
-    )
-
-
 def test_shipped_pairs_are_whole(pairs):
     assert len(pairs) == 722_371
     assert len({pair.english for pair in pairs}) <= 23_247
@@ -71,11 +50,6 @@ def test_shipped_pairs_are_whole(pairs):
         counts[pair.language] = counts.get(pair.language, 0) + 1
     assert len(counts) == 102
     assert (counts["ny"], counts["es"]) == (19, 22_120)
-
-
-def test_held_out_pairs_are_one_of_twenty(pairs):
-    held_out = {p.english: text_files.is_held_out(p.english) for p in pairs}
-    assert sum(held_out[pair.english] for pair in pairs) == 35_865
 
 
 @pytest.mark.parametrize(

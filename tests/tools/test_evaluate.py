@@ -1,7 +1,5 @@
 """The command that tests a trained model."""
 
-import csv
-import io
 import json
 
 import pytest
@@ -48,25 +46,3 @@ def test_translations_are_scored_by_group(tmp_path_factory, capsys):
     assert 0 <= row["bleu"] <= 100 and 0 <= row["chrf"] <= 100
     assert 0 < row["test_pairs"] <= 3 * len(source.languages)
     assert "languages" not in found
-
-
-class Silent(evaluate.Translator):
-    def translate(self, ids):
-        return [""] * len(ids)
-
-
-def test_rows_of_all_tables_are_in_one_csv(
-    tmp_path_factory, monkeypatch, capsys
-):
-    pytest.importorskip("sacrebleu")
-    folder = runs.saved(runs.MT, tmp_path_factory)
-    monkeypatch.setattr(evaluate.scores, "_LEAST_PAIRS", 25)
-    monkeypatch.setattr(evaluate, "evaluate", lambda run: {"nll": 2.0})
-    monkeypatch.setattr(evaluate, "Translator", Silent)
-    assert run(folder, "--format=csv", "--by_language") == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    kinds = [row["table"] for row in rows]
-    assert kinds == ["test", "groups", "languages", "languages"]
-    assert [row["language"] for row in rows[2:]] == ["aa", "bb"]
-    assert rows[0]["nll"] == "2.0"
-    assert rows[1]["chrf"] == "0.0"

@@ -1,12 +1,9 @@
 """The command that writes text."""
 
-import numpy as np
 import pytest
 import runs
-import texts
 
 from models import sampling
-from params.tokenizer import EOS_ID
 from tools import generate
 from tools.generate import text_of
 from tools.train import trained_run
@@ -51,23 +48,6 @@ def test_text_is_the_same_of_a_model_in_several_cells(folder, capsys):
     flags = [f"--train_dir={folder}", "--num_tokens=6"]
     expected = written(capsys, *flags)
     assert written(capsys, *flags, "--num_partitions=3") == expected
-
-
-def test_ends_of_paragraphs_are_empty_lines():
-    novels = texts.novels().train
-    source = runs.LM.data.source()
-    encoded = source.tokenizer.encode(novels[:3])
-    ids = [
-        EOS_ID,
-        *encoded[0],
-        EOS_ID,
-        *encoded[1],
-        EOS_ID,
-        EOS_ID,
-        *encoded[2],
-    ]
-    text = text_of(source, np.array(ids))
-    assert text == f"{novels[0]}\n\n{novels[1]}\n\n\n\n{novels[2]}"
 
 
 @pytest.mark.parametrize(

@@ -60,15 +60,6 @@ def test_lines_come_back_in_order_and_empty_ones_stay_empty(
     assert echo == [2, 2, 1]
 
 
-def test_line_that_is_too_long_is_told(folder, echo, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"mi\n{'x' * 200}\n"))
-    assert run(folder, "--language=aa") == 0
-    captured = capsys.readouterr()
-    assert len(captured.out.splitlines()) == 2
-    assert "line 2 is longer than the model's 64 tokens" in captured.err
-    assert "line 1" not in captured.err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -17,13 +17,6 @@ RESULT = Result(
 )
 
 
-def python(path, version):
-    """A program that says it is a Python."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\necho Python {version}\n")
-    path.chmod(0o755)
-
-
 def test_corners_reach_both_ends_of_what_is_supported():
     asked = {p for corner in CORNERS.values() for p in corner.packages}
     for name, supported in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
@@ -32,25 +25,6 @@ def test_corners_reach_both_ends_of_what_is_supported():
     pythons = {corner.python for corner in CORNERS.values()}
     setup = (ROOT / "setup.py").read_text()
     assert all(f"Python :: {version}" in setup for version in pythons)
-
-
-def test_tests_exist():
-    assert all((ROOT / path).exists() for path in versions.TESTS)
-
-
-def test_python_is_found_where_the_one_on_the_path_is_another(
-    tmp_path, monkeypatch
-):
-    shim, real = tmp_path / "python3.10", "versions/3.10.1/bin/python"
-    python(shim, "3.9.2")
-    python(tmp_path / "pyenv" / real, "3.10.1")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
-    assert versions.find_python("3.10") == str(tmp_path / "pyenv" / real)
-    python(shim, "3.10.2")
-    assert versions.find_python("3.10") == str(shim)
-    with pytest.raises(Unavailable, match=r"there is no Python 3\.99"):
-        versions.find_python("3.99")
 
 
 def run(monkeypatch, result, *words):

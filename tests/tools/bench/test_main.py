@@ -1,48 +1,123 @@
-"""The benchmarks' command: what it refuses, and what Ctrl-C leaves."""
+"""The benchmarks' command, at a tiny size: tables, and what it refuses.
 
+No test says anything about how long something takes.
+"""
+
+import copy
+import dataclasses
+import json
+import os
+
+import keras
 import pytest
 
+from tfgpipe.devices import local
 from tools import figures
 from tools.bench import __main__ as bench
-from tools.bench import efficiency
+from tools.bench import efficiency, gpu, memory_trial, models, overhead, table1
+from tools.bench import replicas as bench_replicas
+from tools.bench.case_worker import Case
+from tools.bench.cases import Results, run_cases
+from tools.bench.memory_trial import Outcome, Use
+from tools.bench.models import BenchModel
 
-pytestmark = pytest.mark.usefixtures("tiny")
+TINY = BenchModel(
+    "two layers",
+    lambda: [keras.layers.Dense(3, "relu"), keras.layers.Dense(2)],
+    (4,),
+    (2,),
+    "mse",
+    8,
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """A tiny model; leaves the tests' devices and cores alone."""
+    monkeypatch.setitem(models.MODELS, "transformer", TINY)
+    for module in (efficiency, overhead, bench_replicas):
+        monkeypatch.setattr(module, "make_devices", lambda *_: None)
+    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
 
 
 def run(*words):
     return bench.main(["bench", *words])
 
 
+def tables(capsys, *words):
+    """The rows of each table that a command prints as JSON."""
+    assert run(*words, "--format=json") == 0
+    made = json.loads(capsys.readouterr().out)["tables"]
+    return {table["name"]: table["rows"] for table in made}
+
+
+OVERHEAD = (
+    "overhead --rounds=2 --model=transformer --dispatch_k=2 --dispatch_m=1,2"
+)
+# Words, the table, and how many rows it has.
+TABLES = [
+    (
+        "efficiency --k=2 --m=k,1k --cell_ms=1 --schedule=gpipe --rounds=1",
+        "efficiency",
+        2,
+    ),
+    (f"{OVERHEAD} --part=dispatch", "dispatch", 2),
+    (f"{OVERHEAD} --part=step", "step", 1),
+    (
+        "replicas --r=1,2 --k=2 --m=3 --cell_ms=1 --exchange_ms=1 --rounds=1",
+        "speed",
+        2,
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*side effects")
+@pytest.mark.parametrize(
+    ("words", "name", "count"),
+    [
+        TABLES[0],
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in TABLES[1:]),
+    ],
+)
+def test_command_makes_its_table(words, name, count, capsys):
+    ((found, rows),) = tables(capsys, *words.split()).items()
+    assert (found, len(rows)) == (name, count)
+    for row in rows:
+        assert all(row[k] > 0 for k in row if k.endswith(("step_ms", "ratio")))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "must be a sub-command: one of efficiency, throughput"),
-        (["efficency"], "Did you mean 'efficiency'?"),
-        (["--k=2"], "must be a sub-command"),
-        (["efficiency", "fast"], "only flags. Received: ['fast']"),
-        (["efficiency", "--round=3"], "Did you mean: rounds"),
-        (["efficiency", "--rounds=0"], "not a positive integer"),
-        (["efficiency", "--format=xml"], "should be one of <text|json|csv>"),
-        (["efficiency", "--k=2,x"], "integers with commas"),
-        (["efficiency", "--k=0"], "each at least 1. Received: '0'"),
-        (["efficiency", "--cell_ms=-1"], "numbers with commas"),
-        (["efficiency", "--m=4x"], "such as 4k"),
-        (["efficiency", "--m=0"], "Received: '0'"),
-        (["efficiency", "--schedule=1f2b"], "of which unknown: ['1f2b']"),
-        (["throughput", "--k=4096"], "at most the number of cores"),
-        (["throughput", "--k=1", "--m=9"], "at most --batch_size, 8"),
-        (["overhead", "--dispatch_m=4"], "two numbers or more"),
+        ("", "must be a sub-command: one of efficiency, throughput"),
+        ("efficency", "Did you mean 'efficiency'?"),
+        ("efficiency fast", "only flags. Received: ['fast']"),
+        ("efficiency --rounds=0", "not a positive integer"),
+        ("efficiency --format=xml", "should be one of <text|json|csv>"),
+        ("efficiency --k=2,x", "integers with commas"),
+        ("efficiency --k=0", "each at least 1. Received: '0'"),
+        ("efficiency --cell_ms=-1", "numbers with commas"),
+        ("efficiency --m=4x", "such as 4k"),
+        ("efficiency --schedule=1f2b", "of which unknown: ['1f2b']"),
+        (
+            "throughput --model=transformer --k=4096",
+            "at most the number of cores",
+        ),
+        ("overhead --dispatch_m=4", "two numbers or more"),
+        ("memory --m=500", "must be at most the batch size, 256"),
+        ("memory --layers=2 --k=4", "--layers must be at least"),
+        ("memory --schedule=interleaved", "number of cells, 8"),
     ],
 )
 def test_bad_flags_fail_before_any_work(words, message, capsys):
-    words = [*words, "--model=transformer"] if "throughput" in words else words
-    assert run(*words) == 2
+    assert run(*words.split()) == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
 
 
-def test_table_is_written_for_pages(monkeypatch, tmp_path, capsys):
+def test_table_is_written_for_pages(monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     monkeypatch.setattr(efficiency, "measure", lambda *_: (1.0, [0.1]))
     words = ["efficiency", "--k=2", "--m=2", "--schedule=gpipe", "--cell_ms=1"]
@@ -67,3 +142,55 @@ def test_interrupted_run_prints_what_it_has(monkeypatch, capsys):
     captured = capsys.readouterr()
     assert "gpipe" in captured.out
     assert "interrupted" in captured.err
+
+
+# ------------------------------------------------------- cases on other devices
+@pytest.mark.slow
+def test_cases_are_trained_once_and_alike(tmp_path):
+    small = {"rows": 8, "is_small": True, "rounds": 1, "steps": 1}
+    pipeline = Case("lm.transformer_3_small", k=2, m=4, **small)
+    plain = dataclasses.replace(pipeline, library="keras", k=1, m=1)
+    path = tmp_path / "results.jsonl"
+    run_cases([pipeline], Results(path), num_processes=1)
+    with path.open("a") as file:
+        file.write('{"case": {"model"')  # the machine was taken away
+    results = Results(path)
+    run_cases([plain, pipeline], results, num_processes=2)
+    assert len(results.lines) == 2
+    expected, found = map(results.result_of, (plain, pipeline))
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+    assert len(found["plan_mib"]) == 2 and found["step_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "flag", "count"),
+    [(gpu, "--part=whole", 8), (gpu, "--part=split", 9), (table1, "--gpu", 8)],
+)
+def test_table_is_printed_from_the_file_alone(
+    module, flag, count, tmp_path, capsys
+):
+    path = tmp_path / "results.jsonl"
+    name = module.__name__.rpartition(".")[2]
+    words = ["bench", name, flag, f"--output={path}", "--table"]
+    values = copy.deepcopy(module.FLAGS)
+    values(words[1:])
+    results = Results(path)
+    measured = {"step_s": 0.5, "mib": [2048], "plan_mib": [1024]}
+    for case in module.list_cases(values):
+        results.add(case, {**measured, "card": "H200"})
+    assert bench.main(words) == 0
+    title, _, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("H200") and len(lines) == 2 + count
+
+
+def test_largest_model_is_searched_for(monkeypatch, capsys):
+    def trial(job):
+        """Naive holds 3 layers, an accelerator of a pipeline 10."""
+        if job.limit_mib and job.num_layers > (10 * job.k if job.k else 3):
+            return Outcome(why="a process died")
+        return Outcome(job.num_layers, (Use(3, 1, 5.0, 9), Use(2, 1, 1, 8)))
+
+    monkeypatch.setattr(memory_trial, "run", trial)
+    found = tables(capsys, "memory", "--table=largest", "--k=1,2")
+    layers = {row["method"]: row["layers"] for row in found["largest"]}
+    assert layers == {"naive": 3, "pipeline-1": 10, "pipeline-2": 20}

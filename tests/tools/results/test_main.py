@@ -1,18 +1,13 @@
 """The rows of the results: what is refused, trained and compared."""
 
-import dataclasses
 import json
 import pathlib
-import types
 
 import pytest
 
-import params
-from params import registry
 from tools.results import __main__ as results
 from tools.results import runs as results_runs
 from tools.results.runs import Finished
-from tools.text.translation_scores import Translated
 
 
 def run(*words):
@@ -75,48 +70,3 @@ def test_language_model_stands_beside_the_n_grams(tables, monkeypatch):
     transformer, n_grams = tables("lm")["lm"]["rows"]
     assert transformer["word_perplexity"] == 99.0
     assert n_grams["word_perplexity"] == 261.6
-
-
-def fake_translated(run, values):
-    return [
-        Translated("es", f"word number {i} of four", f"word number {i} of all")
-        for i in range(5)
-    ]
-
-
-@pytest.fixture
-def untrained(monkeypatch):
-    pytest.importorskip("sacrebleu")
-    monkeypatch.setattr(results_runs, "finish", fake_finish)
-    monkeypatch.setattr(results_runs, "translated", fake_translated)
-
-
-def test_translation_shows_groups_and_five_languages(
-    untrained, tables, monkeypatch
-):
-    class Data:
-        to_english = True
-
-        def source(self):
-            sizes = {"es": 20000, "de": 9000, "so": 50}
-            return types.SimpleNamespace(sizes=sizes)
-
-    for name in ("shallow", "deep", "wide"):
-        full = f"mt.multilingual_{name}"
-        changed = dataclasses.replace(params.get(full), data=Data())
-        monkeypatch.setitem(registry._EXPERIMENTS, full, changed)
-    made = tables("translation")
-    models = [row["model"] for row in made["models"]["rows"]]
-    assert models[:4] == [
-        "multilingual shallow",
-        "multilingual deep",
-        "multilingual wide",
-        "bilingual es",
-    ]
-    assert len(models) == 8
-    groups = made["groups"]["rows"]
-    assert {row["model"] for row in groups} == set(models[:3])
-    assert [row["group"] for row in groups[:2]] == ["10,000 and more", "all"]
-    languages = made["languages"]["rows"]
-    assert "bilingual" in languages[0]["model"]
-    assert {row["language"] for row in languages} == {"es"}

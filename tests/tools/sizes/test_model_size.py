@@ -90,26 +90,6 @@ def test_cells_are_those_of_the_pipeline(small):
     assert sum(own.gradients for own in prediction.memory) == 4 * trainable
 
 
-def test_nothing_is_left_to_be_allocated(small):
-    from keras.src.backend.common import global_state
-
-    predicted(small)
-    assert not global_state.get_global_attribute("uninitialized_variables")
-
-
-def test_cells_of_an_interleaved_device_add_up():
-    base = dataclasses.replace(SMALL["lm"], num_partitions=4)
-    _, apart = predicted(base)
-    interleaved = dataclasses.replace(base, schedule="interleaved")
-    _, found = predicted(interleaved, num_devices=2)
-    for device, own in enumerate(found.memory):
-        both = apart.memory[device::2]
-        assert own.weights == sum(cell.weights for cell in both)
-        assert own.slots == sum(cell.slots for cell in both)
-    with pytest.raises(ValueError, match="num_partitions=4 and 3 devices"):
-        predicted(interleaved, num_devices=3)
-
-
 def test_replicas_share_rows_and_slots():
     one = SMALL["lm"]
     half = dataclasses.replace(one, batch_size=one.batch_size // 2)
@@ -167,13 +147,3 @@ def test_tied_weights_count_once():
 def test_full_size_models_have_the_parameters_of_the_paper(name, expected):
     count = num_parameters(params.get(name))
     assert count == pytest.approx(expected, rel=0.06)
-
-
-@pytest.mark.slow
-def test_largest_model_is_measured_without_allocating_it():
-    sizes, prediction = predicted(params.get("lm.transformer_1663"))
-    assert len(prediction.memory) == 128
-    total = sum(size.num_values for size in sizes)
-    assert total == pytest.approx(83.9e9, rel=1e-3)
-    held = [own.weights + own.slots for own in prediction.memory]
-    assert sum(held) == 12 * total

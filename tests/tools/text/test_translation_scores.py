@@ -1,10 +1,7 @@
 """BLEU and chrF by groups of languages."""
 
 import pytest
-import runs
-import texts
 
-from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated, group_rows, score
 
 sacrebleu = pytest.importorskip("sacrebleu")
@@ -24,17 +21,6 @@ def translated(language, count=4, wrong=0):
         )
         for i in range(count)
     ]
-
-
-def test_scores_of_what_is_right_are_full_and_lower_otherwise():
-    right = score(translated("de"), to_english=True)
-    assert right == {
-        "test_pairs": 4,
-        "bleu": pytest.approx(100),
-        "chrf": pytest.approx(100),
-    }
-    wrong = score(translated("de", wrong=2), to_english=True)
-    assert 0 < wrong["bleu"] < 90 and 0 < wrong["chrf"] < 90
 
 
 @pytest.mark.parametrize(
@@ -77,41 +63,3 @@ def test_pairs_of_a_group_are_scored_as_one_text():
     }
     assert rows[-1]["test_pairs"] == len(pairs)
     assert rows[-1]["train_pairs"] == sum(SIZES.values())
-
-
-class Reverse:
-    """Translates `texts.pairs` without a mistake."""
-
-    def __init__(self):
-        self.batches = []
-
-    def encode(self, sentences, language):
-        assert all(text.startswith(f"{language} ") for text in sentences)
-        self.batches.append(sentences)
-        return [text[len(language) + 1 :] for text in sentences]
-
-    def translate(self, ids):
-        return [text[::-1] for text in ids]
-
-
-@pytest.mark.parametrize("most", [None, 2])
-def test_every_test_pair_is_translated_or_some_of_each_language(
-    monkeypatch, tmp_path_factory, most
-):
-    runs.use(monkeypatch, tmp_path_factory)
-    source = runs.MT.data.source()
-    reverse = Reverse()
-    found = scores.translate_test(source, reverse, True, most)
-    assert all(one.reference == one.hypothesis for one in found)
-    expected = [(p.language, p.english) for p in source.examples("test")]
-    kept = [(one.language, one.reference) for one in found]
-    if most is None:
-        assert sorted(kept) == sorted(expected)
-    else:
-        assert set(kept) <= set(expected)
-        for language in texts.SIZES:
-            own = [one for one in expected if one[0] == language]
-            now = [one for one in kept if one[0] == language]
-            assert len(now) == min(len(own), most)
-    for batch in reverse.batches:
-        assert list(map(len, batch)) == sorted(map(len, batch))

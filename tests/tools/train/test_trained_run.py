@@ -7,7 +7,6 @@ import pytest
 import runs
 
 from params.images import ImageSource
-from params.pairs import PairSource
 from tools.train import trained_run
 from tools.train.trainer import Trainer
 
@@ -49,12 +48,6 @@ def test_checkpoint_does_until_the_run_is_finished(tmp_path):
 def test_missing_folder_is_an_error_with_the_cure(folder):
     with pytest.raises(ValueError, match=r"tools\.train --params=NAME"):
         trained_run.load(folder)
-
-
-def test_run_of_another_kind_is_an_error(tmp_path):
-    Trainer(runs.IMAGE, 1, tmp_path)
-    with pytest.raises(ValueError, match=r"a translation model.*image\.tiny"):
-        trained_run.load(str(tmp_path), 1, PairSource, "a translation model")
 
 
 @pytest.mark.parametrize(

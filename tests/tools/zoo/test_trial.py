@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from keras import layers as kl
 
-from tools.zoo import __main__ as program
 from tools.zoo import table, trial
 from tools.zoo.sample import ROWS, Sample
 
@@ -73,30 +72,3 @@ def test_model_that_fails_is_a_row_with_the_reason(row):
     assert "Of 1 models 0 train" in page
     assert "| fails, see below | small |" in page
     assert f"* small: {found.problem}\n" in page
-
-
-def test_page_has_what_was_found():
-    found = trial.Row(
-        "small",
-        num_micro_batches=4,
-        num_steps=9,
-        loss=1.23e-16,
-        weights=2e-8,
-        outputs=3e-16,
-        keras=4e-8,
-        is_bit_identical=True,
-        balance=1.05,
-        kilobytes=[0.5, 1.0, 16.0],
-        first_step=1.25,
-        step=1.017,
-    )
-    line = "| more | small 1.02: 2e-08 (Keras 4e-08) |"
-    page = table.page([], [], [found])
-    assert line in page
-    assert "Of 1 models 1 train; 0 of them with weights" in page
-
-
-@pytest.mark.slow  # starts TensorFlow in a process
-def test_model_in_a_process_that_fails_is_a_row():
-    found = program._tried("no such model", timeout=100.0)
-    assert found.problem.startswith("exit code 1: KeyError: 'no such model'")
