@@ -168,7 +168,7 @@ def first_nonfinite(model: GPipe, data: Nest) -> str:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     if not _are_finite(x):
         return "The inputs of the mini-batch are not finite."
-    total, gradients, start, _, sections, _ = model.rehearse(data, _all)
+    total, gradients, start, sections = model.rehearse(data, _all)
     for section in sections:
         if not all(section.gives):
             return (

@@ -26,13 +26,12 @@ from tfgpipe.cells.outline import (
     outline,
     shape_trace,
 )
-from tfgpipe.cells.sections import Call, Section, is_named, is_whole
+from tfgpipe.cells.sections import Section, is_named, is_whole
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
     "WITH_COLUMNS",
-    "Call",
     "Cell",
     "CellTasks",
     "HeadTasks",

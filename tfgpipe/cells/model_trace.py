@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells.sections import Around, Call, Home, Sections
+from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import TracedModel, TraceOptions
 from tfgpipe.internals import Nest
@@ -62,7 +62,6 @@ class ModelCall:
         trains_others: Whether variables of other layers are trained, too.
         shards: By the id of a layer, its number of shards, see `Sections`.
         sent: The ids of weights that have uses if they are frozen, too.
-        stand_ins: Calls that others stand in for, see `Sections`.
     """
 
     call: Callable[[Any, bool], Any]
@@ -77,7 +76,6 @@ class ModelCall:
     trains_others: bool = False
     shards: Mapping[int, int] = dataclasses.field(default_factory=dict)
     sent: Collection[int] = ()
-    stand_ins: Mapping[Call, Call] = dataclasses.field(default_factory=dict)
 
     def with_whole_layers(self) -> ModelCall:
         """Returns the same without shards."""
@@ -151,7 +149,6 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         model.around,
         model.shards,
         lambda pieces: scope.reading(pieces),
-        model.stand_ins,
     )
     of_layers = {id(v) for layer in model.layers for v in layer.variables}
     scope = ModelScope(

@@ -38,9 +38,6 @@ Around = Callable[
     [keras.Operation, int], contextlib.AbstractContextManager[None]
 ]
 
-# The id of an operation, and the number of its call.
-Call = tuple[int, int]
-
 
 class Section(NamedTuple):
     """A call of a layer, up to the next call.
@@ -126,8 +123,6 @@ class Sections:
             them is in the cell before, one after them in the cell after, see
             `columns.py`.
         reading: Returns a context in which pieces of weights are read.
-        stand_ins: By calls, each the id of an operation and a number, the
-            earlier calls whose results they return, and which run instead.
 
     Attributes:
         sections: The sections, in order.
@@ -140,7 +135,6 @@ class Sections:
         around: Around,
         shards: Mapping[int, int],
         reading: Callable[[Pieces], contextlib.AbstractContextManager[None]],
-        stand_ins: Mapping[Call, Call],
     ):
         self.sections = [Section((), 0, 0, [])]
         self.cells = [0]
@@ -148,8 +142,6 @@ class Sections:
         self._around = around
         self._shards = shards
         self._reading = reading
-        self._stand_ins = stand_ins
-        self._results: dict[Call, Any] = {}  # of those that stand in
         self._graph = internals.current_graph()
         self._calling: list[keras.Operation] = []
         self._is_inside_whole = False
@@ -197,17 +189,6 @@ class Sections:
         if is_outside or self._is_inside_whole:
             return run()
         check_interruption()
-        call = id(layer), self._num_calls[id(layer)]
-        if call in self._stand_ins:
-            self._num_calls[id(layer)] += 1
-            return self._results[self._stand_ins[call]]
-        result = self._run(layer, run)
-        if self._stand_ins:
-            self._results[call] = result
-        return result
-
-    def _run(self, layer: keras.Operation, run: Any) -> Any:
-        """Runs a call in a section of its own."""
         self._calling.append(layer)
         self._begin_call(run.args[1:] or _first_tensors(run.keywords))
         cell = self.cells[-1]

@@ -1,25 +1,24 @@
 """Is it exact on my model? One step, beside plain Keras on the host.
 
-    devices    x --> layer --> layer --> loss      the cells' devices
-    host       x --> layer --> layer --> loss      the same cells, bits
-    Keras      x --> model --------------> loss    rounding
+    devices    the step of `fit`                   the cells' devices
+    host       the same step, the same cells       bits
+    Keras      the micro-batches, one by one       rounding
 
-The step runs layer by layer on its devices and on the host: the first layer
-that differs is named. Keras runs the micro-batches on the host, one after the
-other: given what each one draws, loss, gradients and state follow. The step
-that `fit` runs is compared with that by layers; given its gradients, Keras's
-optimizer updates the same variables on the host.
+What is wrong with a device shows beside the host, layer by layer if anything
+does; what is wrong with the pipeline beside Keras, which runs the micro-batches
+on the host. Given the gradients of the step, Keras's optimizer updates the same
+variables. Whether layers treat micro-batches as they treat the mini-batch, the
+trial tells.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import tree
 
@@ -28,17 +27,17 @@ from tfgpipe.exactness.report import Report, Tally
 from tfgpipe.graphs import as_tensor, is_continuous, stateful_kinds
 from tfgpipe.inputs import check_rows, first_tensor
 from tfgpipe.internals import Nest
-from tfgpipe.model import HOST, GPipe, Rehearsal, Section, all_finite
-from tfgpipe.run import MiniBatch
+from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.model import HOST, GPipe, all_finite
 from tfgpipe.state import is_synchronized, weighted_mean
 from tfgpipe.trial import (
-    TINY_INPUTS,
+    Phase,
+    Trial,
     change_distance,
     gradient_distance,
     largest,
     limit_of,
     output_distance,
-    try_all,
 )
 
 # Gradients of weights that are this share of what is rounding of the largest
@@ -52,8 +51,6 @@ MiniBatchData = tuple[Any, Any, Any]
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
-Gradients = Sequence[tuple[Gradient, keras.Variable]]
-
 # Values of variables, by their ids.
 Values = Mapping[int, Any]
 
@@ -63,16 +60,13 @@ def check(
 ) -> Report:
     """Compares a training step of a model with plain Keras on the host.
 
-    One mini-batch goes through the pipeline on its devices, layer by layer, and
-    through the same on the host: the first layer that differs is named, forward
-    and backward. Then the micro-batches of a layer are compared with the whole
-    mini-batch, as `GPipe` tries it before a first step, loss and gradients with
-    plain Keras, the step in the graph that `fit` runs with all that, and what
-    it makes of each weight, slot and other variable with Keras's.
+    The step that `fit` runs is run on the devices and on the host: where loss
+    or gradients differ, the first layer is named whose outputs do. Those of the
+    host are compared with plain Keras, and what the step makes of each weight
+    and slot with Keras's optimizer. The micro-batches of layers are compared
+    with the whole mini-batch, as `GPipe` tries it before a first step.
 
     Nothing is trained: all variables, metrics and random states are put back.
-    The devices hold what each layer gets and gives of all micro-batches
-    meanwhile, and the host the same.
 
     Args:
         model: A compiled `GPipe`. It is built if it is not yet.
@@ -91,8 +85,7 @@ def check(
 
     Example:
 
-    >>> import numpy as np
-    >>> import tfgpipe
+    >>>     >>> import tfgpipe
     >>> layers = [
     ...     keras.Input((4,)),
     ...     keras.layers.Dense(3),
@@ -117,25 +110,63 @@ def check(
         model.prepare(*data, with_loss=True)
         with model.unchanged():
             model.reset_metrics()
-            on_devices = _rehearsed(model, data)
-            model.build_optimizer()  # all that is called has weights now
-            with model.unchanged() as put_back:
-                return _compared(model, data, on_devices, put_back)
+            if not model.optimizer.built:
+                model.loss_and_gradients(*data)  # all has weights then
+            return _compared(model, data)
 
 
-def _rehearsed(model: GPipe, data: MiniBatchData) -> Rehearsal:
-    """Runs a step by layers, after as many as a loss scale needs."""
+class Step(NamedTuple):
+    """A training step, and what it has left.
+
+    Attributes:
+        loss: As `fit` would show it, or None.
+        gradients: By each trainable weight, or None.
+        before: Values of all variables, by id.
+        after: The same after the step.
+    """
+
+    loss: tf.Tensor | None
+    gradients: Sequence[Gradient]
+    before: Values
+    after: Values
+
+
+def _run_step(model: GPipe, data: MiniBatchData) -> Step:
+    """Trains on a mini-batch, as `fit` does without a step of a subclass."""
+    told: list[list[tuple[Gradient, keras.Variable]]] = []
+
+    def step(batch: Nest) -> Any:
+        with model.telling_gradients(told.append):
+            logs = GPipe.train_step(model, batch)
+        return logs, [d for d, _ in told[-1]]
+
+    with model.nothing_eager(), model.unchanged():
+        before = {id(v): v.numpy() for v in _variables(model)}
+        function = model.train_function_of(step)
+        logs, gradients = function(iter([_packed(data)]))
+        after = {id(v): v.numpy() for v in _variables(model)}
+    return Step(logs.get("loss"), gradients, before, after)
+
+
+def _finite_step(model: GPipe, data: MiniBatchData) -> tuple[Step, bool]:
+    """Runs a step, after as many as a loss scale needs; is it finite?"""
     optimizer = model.optimizer
     has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     # A loss scale may be too high at first: it falls until all is finite.
-    for _ in range(_MOST_SCALES):
-        rehearsal: Rehearsal = model.rehearse(_packed(data))
-        is_finite = all_finite([rehearsal.total, *rehearsal.gradients])
-        loss_is_finite = all_finite([rehearsal.total])
-        if is_finite or not has_scale or not loss_is_finite:
+    for _ in range(_MOST_SCALES if has_scale else 1):
+        step = _run_step(model, data)
+        losses = [] if step.loss is None else [step.loss]
+        is_finite = bool(all_finite([*losses, *step.gradients]))
+        if is_finite:
             break
         internals.lower_loss_scale(optimizer)
-    return rehearsal
+    return step, is_finite
+
+
+def _variables(model: GPipe) -> list[keras.Variable]:
+    optimizer = model.optimizer
+    kept = [*optimizer.variables, *internals.unlisted(optimizer)]
+    return [*model.variables, *model.metrics_variables, *kept]
 
 
 def _packed(data: MiniBatchData) -> tuple[Any, ...]:
@@ -143,155 +174,80 @@ def _packed(data: MiniBatchData) -> tuple[Any, ...]:
     return packed if isinstance(packed, tuple) else (packed,)
 
 
-def _compared(
-    model: GPipe,
-    data: MiniBatchData,
-    on_devices: Rehearsal,
-    put_back: Callable[[], None],
-) -> Report:
-    tally, sizes = Tally(), on_devices.batch.micro_batches
-    is_finite = bool(all_finite([on_devices.total, *on_devices.gradients]))
-    if not is_finite:
-        _look_for_nonfinite(tally, data[0], on_devices)
+def _compared(model: GPipe, data: MiniBatchData) -> Report:
+    tally, trial = Tally(), Trial("keep")
+    with model.tried_by(trial):
+        model.note_data(_packed(data))
+        step, is_finite = _finite_step(model, data)
+        with model.on_host():
+            on_host = _run_step(model, data) if is_finite else step
+    if is_finite:
+        places = Places(model)
+        expected = _run_keras(model, data)
+        _compare_devices(tally, model, data, places, step, on_host, expected)
     else:
-        places = Places(model, on_devices)
-        on_host = model.rehearse(_packed(data), on_host=True)
-        _compare_layers(tally, model, on_devices, on_host, places)
-        if sizes.count > 1:
-            _compare_rows(tally, model, data[0], on_devices)
-        # What draws without a seed draws something else in another graph.
-        is_known = not stateful_kinds(on_devices.batch.traced.operations)
-        expected = _run_keras(model, data, on_host) if is_known else None
-        if expected is not None:
-            _compare_keras(tally, model, on_host, expected, places)
-        step = _run_graph_step(model, data)
-        _compare_step(tally, model, step, on_devices, places)
-        put_back()
-        assigned = {} if expected is None else expected.assigned
-        _compare_update(tally, model, places, step, assigned)
-        if expected is not None:
-            _compare_state(tally, places, step, on_devices, expected)
-    replicas = model.num_replicas
+        sections = model.rehearse(_packed(data)).sections
+        first = next((s for s in sections if not _are_finite(s.gives)), None)
+        where = "the whole mini-batch" if first is None else first.name
+        what = "what it makes is not finite, and what it takes is"
+        tally.note("forward", where, what, math.inf)
+    for phase in trial.tried:
+        _note_rows(tally, phase)
+    if is_finite:
+        _compare_keras(tally, model, places, step, on_host, expected)
+    rows, replicas = first_tensor(data[0]).shape[0], model.num_replicas
+    count = min(model.num_micro_batches * replicas, rows)
+    num_layers = sum(model.built_for("a step").counts)
     title = (
-        f"A step of '{model.name}': {first_tensor(data[0]).shape[0]} rows in "
-        f"{sizes.count} micro-batches, {len(on_devices.sections)} layers in "
-        f"{model.num_partitions} cells"
+        f"A step of '{model.name}': {rows} rows in {count} micro-batches, "
+        f"{num_layers} layers in {model.num_partitions} cells"
     )
     return tally.report(title + (f", {replicas} replicas" * (replicas > 1)))
 
 
-def _look_for_nonfinite(tally: Tally, x: Nest, on_devices: Rehearsal) -> None:
-    """Names the first layer that makes what is not finite of what is."""
-    for section in on_devices.sections:
-        made = [t for values in section.gives for t in values]
-        taken = [t for values in section.takes for t in values]
-        is_first = _are_finite(taken) and not _are_finite(made)
-        difference = math.inf if is_first else 0.0
-        what = "outputs that are not finite, of inputs that are"
-        tally.note("forward", section.name, what, difference)
-
-
-def _are_finite(tensors: Sequence[tf.Tensor]) -> bool:
+def _are_finite(by_micro_batch: Sequence[Sequence[tf.Tensor]]) -> bool:
+    tensors = [t for values in by_micro_batch for t in values]
     numbers = [*filter(is_continuous, tensors)]
     return not numbers or bool(all_finite(numbers))
 
 
-def _compare_layers(
-    tally: Tally,
-    model: GPipe,
-    on_devices: Rehearsal,
-    on_host: Rehearsal,
-    places: Places,
-) -> None:
-    """Compares layers up to the first that differs, forward and backward."""
-    both = [*zip(on_devices.sections, on_host.sections, strict=True)]
-    for section, expected in both:
-        difference = max(map(output_distance, section.gives, expected.gives))
-        limit = places.limit(section)
-        tally.note("forward", section.name, "outputs", difference, limit)
-        if difference > limit:
-            return  # all that follows differs, too
-    floor = (
-        _TINY * places.worst * max(map(largest, on_host.gradients), default=0.0)
-    )
-    gradients = zip(on_devices.gradients, on_host.gradients, strict=True)
-    by_weight = dict(zip(map(id, model.trainable_weights), gradients))
-    uses = [(i, use) for i, (s, _) in enumerate(both) for use in s.part.uses]
-    # A weight is compared where it is used first: there, all has come back.
-    first_use = {id(use.variable): i for i, use in reversed(uses)}
-    coming_back = 0.0
-    for i, (section, expected) in reversed([*enumerate(both)]):
-        rounding = TINY_INPUTS * coming_back
-        difference = max(
-            gradient_distance(gradient, other, rounding)
-            for gradient, other in zip(section.gradients, expected.gradients)
-        )
-        limit, what = places.limit(section), "gradient with respect to inputs"
-        if any(section.gradients):
-            tally.note("gradient", section.name, what, difference, limit)
-            coming_back = max(
-                largest(t) for values in expected.gradients for t in values
-            )
-        is_wrong = difference > limit
-        limit = max(limit, places.rounding_of_sums)
-        for variable in {
-            id(u.variable): u.variable for u in section.part.uses
-        }.values():
-            if first_use[id(variable)] == i and id(variable) in by_weight:
-                gradient, other = (
-                    [as_tensor(d)] for d in by_weight[id(variable)]
-                )
-                difference = gradient_distance(gradient, other, floor)
-                name = places.name(variable)
-                tally.note("gradient", name, "gradient", difference, limit)
-                is_wrong |= difference > limit
-        if is_wrong:
-            return
-
-
-def _compare_rows(
-    tally: Tally, model: GPipe, x: Nest, on_devices: Rehearsal
-) -> None:
-    """Has a trial compare parts of a mini-batch with the whole."""
-    batch = on_devices.batch
-    for section in on_devices.sections:
-        if reasons := _documented(section):
-            what = "outputs, by " + " and ".join(reasons)
-            tally.note("rows", section.name, what, math.inf, is_documented=True)
-    built = model.built_for("check()")
-    phase = try_all(
-        batch.call.with_whole_layers(),
-        built.cells,
-        built.as_taken(x),
-        batch.micro_batches.count,
-    )
+def _note_rows(tally: Tally, phase: Phase) -> None:
+    """Notes what a trial says of the micro-batches of each layer."""
+    if phase.graph is not None:
+        for where, what in _documented(phase):
+            tally.note("rows", where, what, math.inf, is_documented=True)
     for i in phase.tried - {i for i, _ in phase.said}:
         cell, name = phase.place(i)
         tally.note("rows", cell.describe(name), "", 0.0)
-    said = sorted(phase.said.items(), key=lambda pair: pair[0][0])
-    untried = [
-        (c, name, f"was not tried: {w}") for c, name, w in phase.untried()
+    said = [
+        told for _, told in sorted(phase.said.items(), key=lambda p: p[0][0])
     ]
-    for cell, name, what in [*(told for _, told in said), *untried]:
+    untried = [(c, n, f"was not tried: {why}") for c, n, why in phase.untried()]
+    for cell, name, what in [*said, *untried]:
         tally.note("rows", cell.describe(name), what, math.inf)
 
 
-def _documented(section: Section) -> list[str]:
-    """Returns what micro-batches do otherwise on purpose, as the guide says."""
-    traced = section.part.traced
-    moments = {call[0].op.name for calls in traced.moments for call in calls}
-    seeds = {t.ref() for v, t in traced.state if id(v) in traced.draws}
-    alike = {(t.dtype, t.shape.rank) for v, t in traced.state}
-    for op in traced.operations if seeds else ():  # a seed, plus constants
-        if any(t.ref() in seeds for t in op.inputs):
-            seeds |= {
-                t.ref() for t in op.outputs if (t.dtype, t.shape.rank) in alike
-            }
-    has_moments = any(name in moments for name in section.part.forward)
-    draws = any(t.ref() in seeds for t in section.part.forward_inputs)
-    return ["the moments of each micro-batch"] * has_moments + [
-        "random numbers for each micro-batch"
-    ] * draws
+def _documented(phase: Phase) -> list[tuple[str, str]]:
+    """Returns what layers do otherwise for micro-batches, as the guide says."""
+    traced = phase.graph.traced
+    moments = [call[0].op for calls in traced.moments for call in calls]
+    draws = [
+        op
+        for variable, seed in traced.state
+        if traced.draws.get(id(variable))
+        for op in seed.consumers()
+    ]
+    reasons: dict[tuple[int, str], None] = {}
+    for ops, what in (
+        (moments, "outputs, by the moments of each micro-batch"),
+        (draws, "outputs, by random numbers for each micro-batch"),
+    ):
+        places = [traced.places[op.name] for op in ops]
+        reasons |= {(traced.section_at(place), what): None for place in places}
+    return [
+        (phase.cells[traced.cells[i]].describe(traced.sections[i].words), what)
+        for i, what in sorted(reasons)
+    ]
 
 
 def _check_model(model: GPipe) -> None:
@@ -330,55 +286,50 @@ class KerasStep(NamedTuple):
     """The micro-batches as Keras runs them, on the host.
 
     Attributes:
-        total: The loss of the mini-batch.
+        loss: The loss of the mini-batch; None if it draws without a seed: then
+            it draws something else than the step.
         gradients: By each trainable weight, or None.
-        limit: From where on other numbers differ by more than rounding.
-        assigned: What becomes of variables that layers assign, by id; without
-            variables of which that cannot be said.
+        assigned: The trained weights that layers assign, by id.
+        dtypes: In which it computes.
     """
 
-    total: tf.Tensor
-    gradients: list[Gradient]
-    limit: float
+    loss: tf.Tensor | None
+    gradients: Sequence[Gradient]
     assigned: Values
+    dtypes: set[str]
 
 
-def _run_keras(
-    model: GPipe, data: MiniBatchData, rehearsal: Rehearsal
-) -> KerasStep:
+def _run_keras(model: GPipe, data: MiniBatchData) -> KerasStep:
     """Has Keras run the micro-batches, and the loss of the mini-batch.
 
-    Each begins with the state that it has in the step: it draws the same.
+    Seeds go on from one to the next; all other state is as it was before.
     """
-    batch, built = rehearsal.batch, model.built_for("check()")
-    weights, metrics = model.trainable_weights, batch.call.metric_state
-    variables = {id(v): v for v in [*model.variables, *metrics]}
-    sizes = batch.micro_batches
+    built, weights = model.built_for("a step"), model.trainable_weights
+    seeds = {id(v): v for cell in built.cells for v in cell.seeds}
+    x = built.as_taken(data[0])
+    sizes = MicroBatches(x, model.num_micro_batches * model.num_replicas)
 
     def run() -> Any:
-        values = {key: tf.identity(v.value) for key, v in variables.items()}
-        watched = [values[id(v)] for v in weights]
-        outputs, losses, after = [], [], []
+        values = {id(v): (v, tf.identity(v.value)) for v in model.variables}
+        watched = [values[id(v)][1] for v in weights]
+        outputs, losses = [], []
+        assigned: dict[int, tf.Tensor] = {}
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(watched)
-            split = sizes.split(built.as_taken(data[0]))
-            for x, seeds in zip(split, rehearsal.seeds, strict=True):
-                start = {**values, **seeds}
+            for part in sizes.split(x):
                 scope = keras.StatelessScope(
-                    [(v, start[key]) for key, v in variables.items()],
-                    collect_losses=True,
+                    [*values.values()], collect_losses=True
                 )
                 with scope:
-                    outputs.append(built.source.call(x, True))
+                    outputs.append(built.source.call(part, True))
                 losses.append(scope.losses)
-                after.append(
-                    {
-                        key: scope.get_current_value(v)
-                        for key, v in variables.items()
-                    }
-                )
-                # Metrics run on from micro-batch to micro-batch.
-                values |= {id(v): after[-1][id(v)] for v in metrics}
+                after = {
+                    k: scope.get_current_value(v) for k, v in seeds.items()
+                }
+                values |= {key: (seeds[key], t) for key, t in after.items()}
+                assigned = assigned or {
+                    id(v): scope.get_current_value(v) for v in weights
+                }
             with keras.StatelessScope([*zip(weights, watched)]):
                 added = [
                     weighted_mean([*map(tf.reduce_sum, parts)], sizes)
@@ -386,19 +337,21 @@ def _run_keras(
                 ]
                 total = _loss(model, data, _joined(outputs), added)
                 scaled = model.optimizer.scale_loss(total)
-        return total, tape.gradient(scaled, watched), after
+        return total, tape.gradient(scaled, watched), assigned
 
     with tf.device(HOST), _as_written():
         function = tf.function(run, autograph=False).get_concrete_function()
-        total, gradients, after = function()
+        operations = function.graph.get_operations()
+        total, gradients, assigned = function()
     dtypes = {
         t.dtype.name
-        for op in function.graph.get_operations()
+        for op in operations
         for t in op.outputs
         if is_continuous(t)
     }
-    assigned = _assigned(model, batch, after)
-    return KerasStep(total, gradients, limit_of(dtypes), assigned)
+    if stateful_kinds(operations):
+        total, gradients, assigned = None, [], {}
+    return KerasStep(total, gradients, assigned, dtypes)
 
 
 @contextlib.contextmanager
@@ -447,269 +400,129 @@ def _loss(
         )
 
 
-def _as_array(tensor: tf.Tensor) -> np.ndarray:
-    wide = "float64" if is_continuous(tensor) else None
-    return np.asarray(tensor, wide)
-
-
-def _assigned(
-    model: GPipe, batch: MiniBatch, after: Sequence[Values]
-) -> dict[int, np.ndarray]:
-    """Returns what becomes of variables, by the rules of `state/rules.py`.
-
-    `after` are their values after each micro-batch.
-    """
-    traced, sizes = batch.traced, batch.micro_batches
-    shares = [sizes.size(m) / sizes.num_rows for m in range(sizes.count)]
-    metrics = {id(v) for v in batch.call.metric_state}
-    trained = {id(use.variable) for use in traced.trained_uses}
-    assigned: dict[int, np.ndarray] = {}
-
-    def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
-        return sum(share * v for share, v in zip(shares, values))
-
-    for variable, tensor in traced.new_state:
+# ---------------------------------------------------------------- comparisons
+def _compare_devices(
+    tally: Tally,
+    model: GPipe,
+    data: MiniBatchData,
+    places: Places,
+    step: Step,
+    on_host: Step,
+    expected: KerasStep,
+) -> None:
+    """Compares a step with the same on the host; names the first layer."""
+    dtypes = expected.dtypes | places.sums
+    limit = max(limit_of(dtypes, device) for device in model.devices)
+    differs = _compare_gradients(
+        tally, "gradient", places, step, on_host, limit
+    )
+    for variable in model.non_trainable_variables:
         key = id(variable)
-        values = [_as_array(new[key]) for new in after]
-        if key in metrics:
-            if model.num_replicas == 1 or variable.aggregation == "sum":
-                assigned[key] = values[-1]
-        elif is_continuous(tensor) and key not in trained:
-            assigned[key] = mean_of(values)
-        else:
-            assigned[key] = values[0]
-    for layer, calls in zip(traced.normalizations, traced.moments):
-        keys = id(layer.moving_mean), id(layer.moving_variance)
-        if len(calls) != 1 or calls[0][2] is not None:  # called twice, masked
-            continue
-        means, variances = ([_as_array(new[k]) for new in after] for k in keys)
-        mean, fresh = mean_of(means), 1 - layer.momentum
-        deviations = [(m - mean) ** 2 for m in means]
-        assigned[keys[0]] = mean
-        if fresh:
-            between = mean_of(deviations) / fresh
-            assigned[keys[1]] = mean_of(variances) + between
-    return assigned
+        # Those that are zero but for rounding come from numbers around 1.
+        difference = change_distance(
+            step.after[key], on_host.after[key], step.before[key], 1.0
+        )
+        where = places.name(variable)
+        tally.note("state", where, "value", difference, limit)
+    if not differs:
+        return
+    here = model.rehearse(_packed(data)).sections
+    with model.on_host():
+        there = model.rehearse(_packed(data)).sections
+    for section, other in zip(here, there, strict=True):
+        difference = max(map(output_distance, section.gives, other.gives))
+        tally.note("forward", section.name, "outputs", difference, limit)
+        if difference > limit:
+            return  # all that follows differs, too
 
 
 def _compare_keras(
     tally: Tally,
     model: GPipe,
-    on_host: Rehearsal,
-    expected: KerasStep,
     places: Places,
+    step: Step,
+    on_host: Step,
+    expected: KerasStep,
 ) -> None:
-    """Compares loss and gradients on the host with Keras's."""
-    difference = output_distance([on_host.total], [expected.total])
-    limit = max(expected.limit, places.rounding_of_sums)
-    tally.note("loss", "the whole mini-batch", "loss", difference, limit)
-    gradients = dict(zip(map(id, model.trainable_weights), expected.gradients))
-    pairs = [*zip(on_host.gradients, model.trainable_weights)]
-    _compare_gradients(tally, "loss", places, pairs, gradients, limit)
+    """Compares the step on the host with Keras, and the update of the step."""
+    limit = limit_of(expected.dtypes | places.sums)
+    if expected.loss is not None:
+        _compare_gradients(tally, "loss", places, on_host, expected, limit)
+    optimizer, weights = model.optimizer, model.trainable_weights
+    trained = {id(v) for v, d in zip(weights, step.gradients) if d is not None}
+    slots = [*optimizer.variables, *internals.unlisted(optimizer)]
+    with model.unchanged(), tf.device(HOST):
+        for weight in weights:
+            if id(weight) in expected.assigned:
+                weight.assign(expected.assigned[id(weight)])
+        if weights:
+            with internals.without_all_reduce(optimizer):
+                optimizer.apply_gradients([*zip(step.gradients, weights)])
+        for variable in [*model.trainable_variables, *slots]:
+            key = id(variable)
+            if not (key in trained or key in places.names):
+                continue  # such as an average, which a `train_step` assigns
+            difference = change_distance(
+                step.after[key], variable.numpy(), step.before[key]
+            )
+            limit = limit_of([variable.dtype])
+            where = places.name(variable)
+            tally.note("update", where, "update", difference, limit)
 
 
 def _compare_gradients(
     tally: Tally,
     kind: str,
     places: Places,
-    pairs: Gradients,
-    expected: Values,
+    step: Step,
+    expected: Step | KerasStep,
     limit: float,
-) -> None:
-    """Compares gradients of weights with those expected, which are by id.
+) -> bool:
+    """Compares loss and gradients, from the last layer; do any differ?
 
-    Those are left out that are zero but for rounding.
+    Gradients are left out that are zero but for rounding.
     """
-    dense = [
-        (as_tensor(d), as_tensor(expected.get(id(v))), v) for d, v in pairs
-    ]
-    floor = (
-        _TINY
-        * limit
-        * max((largest(t) for d, e, _ in dense for t in (d, e)), default=0.0)
-    )
-    for gradient, other, variable in dense:
-        difference = gradient_distance([gradient], [other], floor)
-        tally.note(kind, places.name(variable), "gradient", difference, limit)
-
-
-# ------------------------------------------------------------ the step of fit
-class FitStep(NamedTuple):
-    """A training step in a graph, and what it has left.
-
-    Attributes:
-        logs: What `fit` would show.
-        pairs: Gradients, or None, and their weights.
-        before: Values of all variables, by id.
-        after: The same after the step.
-    """
-
-    logs: Mapping[str, tf.Tensor]
-    pairs: Gradients
-    before: Mapping[int, np.ndarray]
-    after: Mapping[int, np.ndarray]
-
-
-def _run_graph_step(model: GPipe, data: MiniBatchData) -> FitStep:
-    """Trains on a mini-batch, as `fit` does without a step of a subclass."""
-    told: list[Gradients] = []
-
-    def step(batch: Nest) -> Any:
-        with model.telling_gradients(told.append):
-            logs = GPipe.train_step(model, batch)
-        return logs, [d for d, _ in told[-1]] if told else []
-
-    before = _values(model)
-    with model.nothing_eager():
-        function = model.train_function_of(step)
-        logs, gradients = function(iter([_packed(data)]))
-    variables = [v for _, v in told[-1]] if told else []
-    return FitStep(logs, [*zip(gradients, variables)], before, _values(model))
-
-
-def _values(model: GPipe) -> dict[int, np.ndarray]:
-    return {id(v): v.numpy() for v in _variables(model)}
-
-
-def _variables(model: GPipe) -> list[keras.Variable]:
-    return [
-        *model.variables,
-        *model.metrics_variables,
-        *_of_optimizer(model),
-    ]
-
-
-def _of_optimizer(model: GPipe) -> list[keras.Variable]:
-    optimizer = model.optimizer
-    return [*optimizer.variables, *internals.unlisted(optimizer)]
-
-
-def _compare_step(
-    tally: Tally,
-    model: GPipe,
-    step: FitStep,
-    on_devices: Rehearsal,
-    places: Places,
-) -> None:
-    """Compares the step in the graph with the loss and gradients by layers."""
-    limit = max(places.worst, places.rounding_of_sums)
-    if "loss" in step.logs:
-        difference = output_distance([step.logs["loss"]], [on_devices.total])
-        tally.note("step", "the graph", "loss", difference, limit)
-    pairs = zip(map(id, model.trainable_weights), on_devices.gradients)
-    _compare_gradients(tally, "step", places, step.pairs, dict(pairs), limit)
-
-
-def _compare_update(
-    tally: Tally,
-    model: GPipe,
-    places: Places,
-    step: FitStep,
-    assigned: Values,
-) -> None:
-    """Compares what the graph has made of weights and slots with Keras.
-
-    The model has the variables that it had before the step; `assigned` is what
-    layers themselves assign, by id.
-    """
-    optimizer = model.optimizer
-    weights = model.trainable_variables
-    with tf.device(HOST), internals.without_all_reduce(optimizer):
-        for weight in weights:
-            if id(weight) in assigned:
-                weight.assign(assigned[id(weight)])
-        if step.pairs:
-            optimizer.apply_gradients(step.pairs)
-    trained = {id(v) for gradient, v in step.pairs if gradient is not None}
-    for variable in [*weights, *_of_optimizer(model)]:
-        key = id(variable)
-        is_weight = any(variable is weight for weight in weights)
-        if is_weight and key not in trained and not places.has(variable):
-            continue  # such as an average, which a `train_step` assigns
-        difference = change_distance(
-            step.after[key], variable.numpy(), step.before[key]
-        )
-        limit = limit_of([variable.dtype])
-        tally.note("update", places.name(variable), "update", difference, limit)
-
-
-def _compare_state(
-    tally: Tally,
-    places: Places,
-    step: FitStep,
-    on_devices: Rehearsal,
-    expected: KerasStep,
-) -> None:
-    """Compares what the graph has made of other variables with Keras."""
-    traced = on_devices.batch.traced
-    unknown = {id(v) for v, _ in traced.new_state} | {
-        id(v)
-        for layer in traced.normalizations
-        for v in (layer.moving_mean, layer.moving_variance)
-    }
-    unknown = {*traced.draws} | (unknown - {*expected.assigned})
-    state = {
-        id(v): v
-        for section in on_devices.sections
-        for v in section.variables
-        if not v.trainable and id(v) not in unknown
-    }
-    for key, variable in state.items():
-        before = step.before[key]
-        value = expected.assigned.get(key, before)
-        scale = places.scale(variable)
-        difference = change_distance(step.after[key], value, before, scale)
-        limit = max(places.worst, expected.limit)
-        tally.note("state", places.name(variable), "value", difference, limit)
+    worst = 0.0
+    if step.loss is not None:
+        worst = output_distance([step.loss], [expected.loss])
+        tally.note(kind, "the whole mini-batch", "loss", worst, limit)
+    pairs = [*zip(step.gradients, expected.gradients, strict=True)]
+    sizes = [largest(d) for pair in pairs for d in map(as_tensor, pair)]
+    floor = _TINY * limit * max(sizes, default=0.0)
+    for (d, other), variable in reversed([*zip(pairs, places.weights)]):
+        difference = gradient_distance(d, other, floor)
+        where = places.name(variable)
+        tally.note(kind, where, "gradient", difference, limit)
+        worst = max(worst, difference)
+    return worst > limit
 
 
 class Places:
-    """Where variables are, in words, and what is rounding there.
+    """Where variables are, in words.
 
     Attributes:
-        worst: What is rounding where most is.
-        rounding_of_sums: What is, in sums of gradients.
+        weights: The trained ones.
+        names: The layer and the cell of each that a cell has, by id.
+        sums: The dtype of sums of gradients, if one was asked for.
     """
 
-    def __init__(self, model: GPipe, on_devices: Rehearsal):
-        self._names: dict[int, str] = {}
-        self._scales: dict[int, float] = {}
-        # Of layers inside of others, the innermost has the variable.
-        for section in sorted(
-            on_devices.sections, key=lambda section: -section.depth
-        ):
-            taken = [t for values in section.takes for t in values]
-            scale = max(map(largest, filter(is_continuous, taken)), default=0.0)
-            for variable in section.variables:
-                key = id(variable)
-                self._names.setdefault(key, section.name)
-                self._scales[key] = max(self._scales.get(key, 0.0), scale)
-        self.worst = max(map(self.limit, on_devices.sections))
-        dtype = model.built_for("check()").gradient_dtype
-        self.rounding_of_sums = 0.0 if dtype is None else limit_of([dtype])
-        for weight in model.trainable_variables:
+    def __init__(self, model: GPipe):
+        built = model.built_for("a step")
+        self.weights = model.trainable_weights
+        self.names: dict[int, str] = {}
+        for cell in built.cells:
+            for step in cell.steps:
+                where = cell.describe(step.layer)
+                for variable in step.variables:
+                    self.names.setdefault(id(variable), where)
+        for weight in self.weights:
             for optimizer in internals.with_inner(model.optimizer):
                 for slot in internals.slots(optimizer, weight):
-                    self._names[id(slot)] = self._names.get(id(weight), "")
-
-    def has(self, variable: keras.Variable) -> bool:
-        """Returns whether a layer of the pipeline has a variable."""
-        return id(variable) in self._scales
+                    self.names[id(slot)] = self.names.get(id(weight), "")
+        self.sums = {*filter(None, [built.gradient_dtype])}
 
     def name(self, variable: keras.Variable) -> str:
         """Returns a variable and its layer, in words."""
-        place = self._names.get(id(variable))
+        place = self.names.get(id(variable))
         path = f"'{variable.path}'"
         return f"{path} of {place}" if place else path
-
-    def limit(self, section: Section) -> float:
-        """Returns from where on its numbers differ by more than rounding."""
-        layers = internals.flat_layers(section.layer) if section.layer else []
-        dtypes = {layer.compute_dtype for layer in layers} - {None}
-        made = [t for values in section.gives[:1] for t in values]
-        dtypes |= {t.dtype.name for t in filter(is_continuous, made)}
-        return max(limit_of(dtypes, d) for d in section.devices)
-
-    def scale(self, variable: keras.Variable) -> float:
-        """Returns the largest input of its layer."""
-        return self._scales.get(id(variable), 0.0)

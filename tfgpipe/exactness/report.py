@@ -11,11 +11,10 @@ _MOST = 20  # rows of a table
 KINDS = {
     "forward": "what a layer makes, and the same layer on the host",
     "rows": "micro-batches of a layer, and the whole mini-batch",
-    "loss": "the loss and its gradients, and Keras's",
-    "gradient": "gradients with respect to inputs and weights, and the host's",
-    "step": "the step in the graph of `fit`, and by layers",
+    "gradient": "loss and gradients of the step of `fit`, and the host's",
+    "loss": "loss and gradients of the host's, and Keras's",
     "update": "weights and slots after it, and by Keras's optimizer",
-    "state": "other variables after it, and by Keras's micro-batches",
+    "state": "other variables after it, and the host's",
 }
 
 
@@ -24,8 +23,8 @@ class Finding:
     """Something that differs by more than rounding.
 
     Attributes:
-        kind: Which comparison has shown it: "forward", "rows", "loss",
-            "gradient", "step", "update" or "state".
+        kind: Which comparison has shown it: "forward", "rows", "gradient",
+            "loss", "update" or "state".
         where: A layer with its cell and devices, or what else differs.
         difference: How far it is off, as a share of what it should be;
             infinity for what is not finite, of another shape, or of "rows":
@@ -69,8 +68,8 @@ class Report:
     Attributes:
         title: Which step was looked at, in words.
         compared: What was compared.
-        findings: What differs, in the order of a training step: forward from
-            the first layer, backward from the last one.
+        findings: What differs, kind by kind, and in the order of a training
+            step: forward from the first layer, backward from the last one.
     """
 
     title: str
@@ -153,4 +152,5 @@ class Tally:
             for kind, differences in self._differences.items()
             if differences
         ]
-        return Report(title, tuple(compared), tuple(self._findings))
+        findings = sorted(self._findings, key=lambda f: [*KINDS].index(f.kind))
+        return Report(title, tuple(compared), tuple(findings))

@@ -30,13 +30,13 @@ from tfgpipe.cells import Cell, CellTasks
 from tfgpipe.checks import checked_counts
 from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
-from tfgpipe.graphs import Part, TracedModel, in_turn, tensors
+from tfgpipe.graphs import TracedModel, in_turn, tensors
 from tfgpipe.internals import Nest
 from tfgpipe.loss import Objective
-from tfgpipe.model.build import Built
 from tfgpipe.model.step import TrainingSteps, mini_batch_of, pipeline_of
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.schedules import Program
+from tfgpipe.trial import Trial
 
 HOST = "/device:CPU:0"
 
@@ -47,41 +47,16 @@ class Section(NamedTuple):
     Values are those that a rehearsal was asked for, by micro-batch.
 
     Attributes:
-        layer: The layer, or None.
-        depth: In how many layers it is.
         name: The layer with its cell and devices, in words.
-        devices: Those of the cell, one a replica.
-        part: What it has of the model's graph.
-        takes: Of what came in.
+        weights: The trained variables that it reads.
         gives: Of what went out, forward; without new variables.
         gradients: Of the gradients by what came in.
     """
 
-    layer: keras.Layer | None
-    depth: int
     name: str
-    devices: tuple[str, ...]
-    part: Part
-    takes: Sequence[Any]
+    weights: list[keras.Variable]
     gives: Sequence[Any]
     gradients: Sequence[Any]
-
-    @property
-    def weights(self) -> list[keras.Variable]:
-        """The trained variables that it reads."""
-        return [use.variable for use in self.part.uses if use.is_trained]
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The variables that it reads, and all others of its layer."""
-        taken = {t.ref() for t in self.part.forward_inputs}
-        state = self.part.traced.state
-        variables = [
-            *([] if self.layer is None else self.layer.variables),
-            *(use.variable for use in self.part.uses),
-            *(v for v, t in state if t.ref() in taken),
-        ]
-        return [*{id(v): v for v in variables}.values()]
 
 
 class Rehearsal(NamedTuple):
@@ -91,17 +66,13 @@ class Rehearsal(NamedTuple):
         total: The loss, a scalar.
         gradients: By each trainable weight, or None.
         start: Of the gradients by what the model hands out, by micro-batch.
-        seeds: By micro-batch, the states with which seeds began, by id.
         sections: The layers in order, without the head.
-        batch: The mini-batch, as it was traced.
     """
 
     total: tf.Tensor
     gradients: list[tf.Tensor | tf.IndexedSlices | None]
     start: Sequence[Any]
-    seeds: Sequence[Mapping[int, tf.Tensor]]
     sections: Sequence[Section]
-    batch: MiniBatch
 
 
 class Rehearsals(TrainingSteps):
@@ -167,10 +138,7 @@ class Rehearsals(TrainingSteps):
         return specs if is_same else None
 
     def rehearse(
-        self,
-        data: Nest,
-        look: Callable[[list[tf.Tensor]], Any] = list,
-        on_host: bool = False,
+        self, data: Nest, look: Callable[[list[tf.Tensor]], Any] = list
     ) -> Rehearsal:
         """Runs a training step, section by section, that changes nothing.
 
@@ -178,87 +146,82 @@ class Rehearsals(TrainingSteps):
             data: A mini-batch, as `train_step` takes it.
             look: Makes what is wanted of some tensors, while the step is
                 traced.
-            on_host: Whether all run on the host, not on their cells' devices.
         """
-        traces: list[tuple[list[Section], MiniBatch]] = []
+        traces: list[list[Section]] = []
 
         def run(data: Nest) -> Any:
-            total, gradients, pipeline, batch = self._by_sections(data, on_host)
-            built, state = self.built_for("check()"), batch.traced.state
-            sections = _sections(built, batch, pipeline.tasks)
-            parts = [section.part for section in sections]
-            inside = {t.ref() for part in parts for t in part.gradient_outputs}
-            start = [
-                t
-                for part in parts
-                for t in part.gradient_inputs
-                if t.ref() not in inside
-            ]
-            traces.append((sections, batch))
-            by_micro_batch = pipeline.results.values
+            (x, *labels), _ = self._unpack(data)
+            head, loss = self._loss_of((x, *labels), training=True)
+
+            def begun(compiles: bool) -> tuple[MiniBatch, Pipeline]:
+                built = self.built_for("a step")
+                batch = mini_batch_of(
+                    built,
+                    built.as_taken(x),
+                    labels,
+                    head,
+                    True,
+                    compiles,
+                    cls=_BatchBySections,
+                )
+                return batch, pipeline_of(built, batch, loss, None)
+
+            batch, pipeline = self.compiled_if_possible(begun, self.run_eagerly)
+            pipeline.forward()
+            with keras.StatelessScope():  # the metrics stay as they are
+                pipeline.backward(loss.start(pipeline))
+                total = loss.total(pipeline)
+            gradients = [d for d, _ in self.gradients_of(pipeline, loss)]
+            model = self.built_for("a step").source.model
+            sections, start = _sections(model, batch, pipeline.tasks)
+            traces.append(sections)
 
             def looked(tensors: Sequence[tf.Tensor]) -> list[Any]:
+                by_micro_batch = pipeline.results.values
                 return [look(_known(tensors, vs)) for vs in by_micro_batch]
 
-            values = [
-                [looked(s.takes), looked(s.gives), looked(s.gradients)]
-                for s in sections
-            ]
-            seeds = [
-                {
-                    id(v): values[t.ref()]
-                    for v, t in state
-                    if id(v) in batch.traced.draws
-                }
-                for values in by_micro_batch
-            ]
-            return values, total, gradients, looked(start), seeds
+            values = [[looked(s.gives), looked(s.gradients)] for s in sections]
+            return total, gradients, looked(start), values
 
         function = explained(
             tf.function(run, autograph=False),
-            lambda: self.built_for("check()").cells,
+            lambda: self.built_for("a step").cells,
             functools.partial(in_turn, True),
         )
         with self.nothing_eager():
-            values, total, gradients, start, seeds = function(data)
-        sections, batch = traces[-1]
+            total, gradients, start, values = function(data)
         ran = [
-            section._replace(takes=takes, gives=gives, gradients=gradients)
-            for section, (takes, gives, gradients) in zip(sections, values)
+            section._replace(gives=gives, gradients=gradients_by_inputs)
+            for section, (gives, gradients_by_inputs) in zip(traces[-1], values)
         ]
-        return Rehearsal(total, gradients, start, seeds, ran, batch)
+        return Rehearsal(total, gradients, start, ran)
 
-    def _by_sections(
-        self, data: Nest, on_host: bool
-    ) -> tuple[tf.Tensor, list[Any], Pipeline, MiniBatch]:
-        """Traces a step whose cells are the sections of the model."""
-        given, _ = self._unpack(data)
-        x, *labels = given
-        head, loss = self._loss_of(given, training=True)
-
-        def begun(compiles: bool) -> tuple[MiniBatch, Pipeline]:
-            built = self.built_for("check()")
-            if on_host:
-                cells = tuple(map(_on_host, built.cells))
-                built = dataclasses.replace(built, cells=cells)
-            batch = mini_batch_of(
-                built,
-                built.as_taken(x),
-                labels,
-                head,
-                True,
-                compiles and not on_host,
-                cls=_BatchBySections,
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Inside, steps are traced for the host, which compiles nothing."""
+        with (
+            internals.replaced(self, "_built", self.built_for("a step")),
+            internals.replaced(self, "_jit_cells", False),
+        ):
+            self.group_for(False)
+            built = self.built_for("a step")
+            cells = tuple(
+                Cell(
+                    cell.index,
+                    cell.steps,
+                    [HOST] * len(cell.devices),
+                    cell.number,
+                    head_parts=cell.head_parts,
+                    shards=cell.shards,
+                )
+                for cell in built.cells
             )
-            return batch, pipeline_of(built, batch, loss, None)
+            self._built = dataclasses.replace(built, cells=cells)
+            yield
 
-        batch, run = self.compiled_if_possible(begun, self.run_eagerly)
-        run.forward()
-        with keras.StatelessScope():  # the metrics stay as they are
-            run.backward(loss.start(run))
-            total = loss.total(run)
-        gradients = [d for d, _ in self.gradients_of(run, loss)]
-        return total, gradients, run, batch
+    def tried_by(self, trial: Trial) -> contextlib.AbstractContextManager[None]:
+        """Inside, a trial tries the model when a step is traced."""
+        return internals.replaced(self, "_trial", trial)
 
     def telling_gradients(
         self, tell: Callable[[list[tuple[Any, keras.Variable]]], None]
@@ -332,27 +295,18 @@ class _BatchBySections(MiniBatch):
         return dataclasses.replace(traced, cells=cells)
 
 
-def _on_host(cell: Cell) -> Cell:
-    """Returns a cell like another one, on the host."""
-    return Cell(
-        cell.index,
-        cell.steps,
-        [HOST] * len(cell.devices),
-        cell.number,
-        head_parts=cell.head_parts,
-        shards=cell.shards,
-    )
-
-
 def _sections(
-    built: Built, batch: MiniBatch, tasks: Sequence[CellTasks]
-) -> list[Section]:
-    """Returns the sections, with tensors of the model's graph for values."""
-    traced, model = batch.traced, built.source.model
+    model: keras.Model | None, batch: MiniBatch, tasks: Sequence[CellTasks]
+) -> tuple[list[Section], list[tf.Tensor]]:
+    """Returns the sections, with tensors of the model's graph for values.
+
+    And the gradients that come from behind all of them.
+    """
+    traced = batch.traced
     outer = () if model is None else (model,)
     state = tensors([[t for _, t in traced.new_state], traced.moments])
     assigned = {t.ref() for t in [*state, *traced.assigned]}
-    sections = []
+    sections, parts = [], []
     for section, k in [*zip(traced.sections, traced.cells)][:-1]:
         part, cell = tasks[k].part, batch.cells[k]
         if not part.forward:
@@ -361,19 +315,18 @@ def _sections(
         around = section.around
         if around[:1] == outer and len(around) > 1:
             around = around[1:]
+        parts.append(part)
         sections.append(
             Section(
-                section.layer,
-                len(around),
                 cell.describe(section._replace(around=around).words),
-                cell.devices,
-                part,
-                part.forward_inputs,
+                [use.variable for use in part.uses if use.is_trained],
                 [t for t in part.forward_outputs if t.ref() not in assigned],
                 part.gradient_outputs,
             )
         )
-    return sections
+    inside = {t.ref() for part in parts for t in part.gradient_outputs}
+    start = [t for part in parts for t in part.gradient_inputs]
+    return sections, [t for t in start if t.ref() not in inside]
 
 
 def _known(

@@ -10,22 +10,20 @@ gradients    with respect to inputs one after the other, to weights the sum
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from tfgpipe.graphs import as_tensor, gradient_sums, is_continuous
+from tfgpipe.graphs import gradient_sums, is_continuous
 from tfgpipe.trial.distance import (
     CANCELLED,
     distance,
     largest,
     rounding_of,
 )
-from tfgpipe.trial.rows import NONE, UNCLEAR, row_axis
+from tfgpipe.trial.rows import NONE, UNCLEAR, Parts, row_axis
 
 _ONE = "pass num_micro_batches=1"
 
@@ -34,71 +32,37 @@ _REGULARIZER = (
 )
 
 
-class Outcome(NamedTuple):
-    """The results of a unit for some rows.
-
-    Attributes:
-        tensors: What it gives.
-        inputs: What it has taken.
-        losses: What it gave `add_loss`, summed as Keras does.
-        state: The new values of what was assigned, by ids.
-        dx: Gradients with respect to what it takes.
-        dw: Of its weights: the variable, and its gradient.
-        rows: Which ones of all rows it has.
-        total: How many rows there are of all.
-        num_bytes: Of the numbers that it computes in.
-    """
-
-    tensors: list[Any]
-    inputs: list[Any]
-    losses: list[Any]
-    state: Mapping[int, tuple[keras.Variable, Any]]
-    dx: list[Any]
-    dw: Mapping[Hashable, tuple[keras.Variable, Any]]
-    rows: slice
-    total: int
-    num_bytes: int
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows it has."""
-        return int(self.rows.stop - self.rows.start)
-
-    @property
-    def share(self) -> float:
-        """The share that these rows are of all rows, from 0 to 1."""
-        return self.num_rows / self.total
+# A tensor of all rows, and of each part.
+Column: TypeAlias = Sequence[tf.Tensor]
 
 
-def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
-    """How far outputs are apart."""
-    runs = whole, *parts
-    flat = [run.tensors for run in runs]
-    counts = [run.num_rows for run in runs]
+def output_distance(
+    columns: Sequence[Column],
+    inputs: Sequence[tf.Tensor],
+    parts: Parts,
+    num_bytes: int,
+) -> float:
+    """Computes how far outputs are apart, which are made of some inputs."""
     # What cancels leaves the rounding of what was taken.
-    given = [t for t in whole.inputs if is_continuous(t)]
+    given = [t for t in inputs if is_continuous(t)]
     noise = max((_rounding(t) for t in given), default=0.0)
-    most = {"noise": noise, "num_bytes": whole.num_bytes}
-    distances = (_rows_distance(counts, *t, **most) for t in zip(*flat))
+    most = {"noise": noise, "num_bytes": num_bytes}
+    distances = (_rows_distance(parts, *column, **most) for column in columns)
     return max(distances, default=0.0)
 
 
-def is_clearly_apart(
-    counts: Sequence[int], values: Sequence[Any], num_bytes: int
-) -> bool:
+def is_clearly_apart(column: Column, parts: Parts, num_bytes: int) -> bool:
     """Returns whether a tensor has its rows in order, and parts have others."""
-    axis = row_axis([tuple(t.shape) for t in values], counts)
-    if axis == UNCLEAR:
+    if row_axis(column, parts) == UNCLEAR:
         return False
-    return _rows_distance(counts, *values, num_bytes=num_bytes) > 0
+    return _rows_distance(parts, *column, num_bytes=num_bytes) > 0
 
 
-def of_indices(whole: Any, parts: Sequence[Any]) -> tuple[bool, bool]:
+def of_indices(column: Column) -> tuple[bool, bool]:
     """Returns whether indices are of rows, and whether parts have them all."""
-    flat = [tf.reshape(t, (-1,)) for t in parts]
-    whole = tf.reshape(whole, (-1,))
-    is_of_rows = not distance(whole, tf.concat(flat, 0))
-    return is_of_rows, not any(distance(whole, part) for part in flat)
+    whole, *parts = (tf.reshape(t, (-1,)) for t in column)
+    is_of_rows = not distance(whole, tf.concat(parts, 0))
+    return is_of_rows, not any(distance(whole, part) for part in parts)
 
 
 def _rounding(tensor: Any) -> float:
@@ -107,13 +71,10 @@ def _rounding(tensor: Any) -> float:
 
 
 def _rows_distance(
-    counts: Sequence[int], whole: Any, *parts: Any, **most: Any
+    rows: Parts, whole: tf.Tensor, *parts: tf.Tensor, **most: Any
 ) -> float:
     """Computes how far a tensor is from the parts', side by side."""
-    missing = [t is None for t in (whole, *parts)]
-    if any(missing):
-        return 0.0 if all(missing) else float("inf")
-    axis = row_axis([tuple(t.shape) for t in (whole, *parts)], counts)
+    axis = row_axis([whole, *parts], rows)
     if axis >= 0:
         return distance(whole, tf.concat(parts, axis), **most)
     if axis == NONE:
@@ -132,10 +93,11 @@ def _rows_distance(
     return distance(tf.sort(one), tf.sort(other), **most)
 
 
-def by_rows(values: Sequence[Any], parts: Sequence[Outcome]) -> Any:
-    """The mean of two parts' values, by their rows."""
+def by_rows(values: Sequence[Any], parts: Parts) -> Any:
+    """Returns the mean of two parts' values, by their rows."""
     return sum(
-        v * tf.constant(part.share, v.dtype) for v, part in zip(values, parts)
+        v * tf.constant(count / parts.total, v.dtype)
+        for v, count in zip(values, parts)
     )
 
 
@@ -170,25 +132,21 @@ def of_known_rows(count: int) -> str:
     )
 
 
-def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
+def of_losses(
+    columns: Sequence[Column], parts: Parts, num_bytes: int
+) -> Iterator[str]:
     """Says what is wrong with losses that differ."""
-    if any(len(part.losses) != len(whole.losses) for part in parts):
-        yield (
-            "gives `add_loss` other losses for other numbers of rows. With "
-            f"several micro-batches they must be the same. Give one, or {_ONE}."
-        )
-        return
-    for loss, *losses in zip(whole.losses, *(p.losses for p in parts)):
-        most = {"num_bytes": whole.num_bytes}
+    for loss, *losses in columns:
+        most = {"num_bytes": num_bytes}
         apart = distance(loss, by_rows(losses, parts), **most)
         if not apart:
             continue
-        means = [n * part.num_rows for n, part in zip(losses, parts)]
+        means = [n * count for n, count in zip(losses, parts)]
         if not distance(loss, tf.add_n(losses), **most):
             what = "a sum over rows"
             wrong = "comes out that many times too small"
             cure = "Divide it by their number"
-        elif not distance(loss * whole.num_rows, by_rows(means, parts), **most):
+        elif not distance(loss * parts.total, by_rows(means, parts), **most):
             what = "a mean over rows that is divided by their number once more"
             wrong = "comes out that many times too large"
             cure = f"Divide it once: {_REGULARIZER}"
@@ -204,20 +162,20 @@ def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
 
 def of_state(
     variable: keras.Variable,
-    whole: tf.Tensor,
+    column: Column,
     inputs: Sequence[tf.Tensor],
-    parts: Sequence[Outcome],
+    parts: Parts,
+    num_bytes: int,
 ) -> Iterator[str]:
     """Says what is wrong with state that differs."""
-    values = [part.state.get(id(variable), (None, None))[1] for part in parts]
+    whole, *values = column
     is_mean = is_continuous(whole) and not variable.trainable
-    if any(value is None for value in values):
-        apart = float("inf")
-    else:
-        expected = by_rows(values, parts) if is_mean else values[0]
-        noise = rounding_of(inputs)  # of means that are zero but for it
-        num_bytes = parts[0].num_bytes
-        apart = distance(whole, expected, noise=noise, num_bytes=num_bytes)
+    apart = distance(
+        whole,
+        by_rows(values, parts) if is_mean else values[0],
+        noise=rounding_of(inputs),  # of means that are zero but for it
+        num_bytes=num_bytes,
+    )
     if not apart:
         return
     what, of = (
@@ -274,18 +232,25 @@ def of_replicas(name: str) -> str:
     )
 
 
-def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
-    """Says what is wrong with gradients that differ."""
-    columns = zip(whole.dx, *(part.dx for part in parts))
-    counts = [run.num_rows for run in (whole, *parts)]
+def of_gradients(
+    dx: Sequence[Column],
+    dw: Sequence[tuple[keras.Variable, Column]],
+    parts: Parts,
+    num_bytes: int,
+    num_places: int,
+) -> Iterator[str]:
+    """Says what is wrong with gradients that differ.
+
+    `num_places` is how many vectors the largest tensor of the layer has, such
+    as rows by positions.
+    """
     # Those that are given are around 1: what cancels leaves their rounding.
-    most = {"num_bytes": whole.num_bytes}
-    noise = CANCELLED[whole.num_bytes] / 10
-    distances = [
-        _input_distance(counts, *map(as_tensor, column), noise=noise, **most)
-        for column in columns
-    ]
-    worst = max(distances, default=0.0)
+    most: dict[str, Any] = {"num_bytes": num_bytes}
+    noise = CANCELLED[num_bytes] / 10
+    worst = max(
+        (_input_distance(parts, *column, noise=noise, **most) for column in dx),
+        default=0.0,
+    )
     if worst:
         yield (
             "has a gradient with respect to its inputs that mixes rows, or "
@@ -295,23 +260,16 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         )
     # What cancels, as an attention's keys' does, is little but rounding: the
     # parts, and the gradients of other weights, show what was added up.
-    sizes = {
-        key: max(largest(run.dw[key][1]) for run in (whole, *parts))
-        for key in whole.dw
-    }
-    least = 1e-2 * max(sizes.values(), default=0.0)
-    for key, (variable, d) in whole.dw.items():
-        total = [as_tensor(part.dw[key][1]) for part in parts]
-        if all(t is None for t in total):
-            apart = 0.0 if d is None else float("inf")
-        else:
-            there = [t for t in total if t is not None]
-            added = _sum_of(variable, there)
-            # A bias's are added one after the other, each sum rounded.
-            is_bias = len(variable.shape) < 2
-            most["num_terms"] = _num_places(whole) if is_bias else 1
-            size = max(sizes[key], least)
-            apart = distance(as_tensor(d), added, size, **most)
+    sizes = [max(map(largest, column)) for _, column in dw]
+    least = 1e-2 * max(sizes, default=0.0)
+    for (variable, (whole, *others)), size in zip(dw, sizes):
+        is_replaced = gradient_sums.is_replaced(variable)
+        total = tf.maximum(*others) if is_replaced else tf.add_n(others)
+        # A bias's are added one after the other, each sum rounded.
+        num_terms = num_places if len(variable.shape) < 2 else 1
+        apart = distance(
+            whole, total, max(size, least), num_terms=num_terms, **most
+        )
         if apart:
             yield (
                 f"has a gradient with respect to '{variable.name}' that is not "
@@ -322,32 +280,16 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
             return
 
 
-def _num_places(made: Outcome) -> int:
-    """How many vectors the largest tensor has, such as rows by positions."""
-    tensors = [t for t in (*made.inputs, *made.tensors) if t is not None]
-    return max((math.prod(t.shape[:-1]) for t in tensors), default=1)
-
-
-def _sum_of(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds up the gradients of micro-batches, see `of_variables`."""
-    if gradient_sums.is_replaced(variable):
-        return functools.reduce(tf.maximum, parts)
-    return tf.add_n(parts)
-
-
 def _input_distance(
-    counts: Sequence[int], whole: Any, *parts: Any, **most: Any
+    rows: Parts, whole: tf.Tensor, *parts: tf.Tensor, **most: Any
 ) -> float:
     """Computes how far a gradient is from the parts'.
 
     What has no rows, such as positions, is used by all: there it is the sum.
     """
-    there = [p for p in parts if p is not None]
-    if whole is not None and len(there) == len(parts):
-        shapes = {tuple(t.shape) for t in (whole, *parts)}
-        if len(shapes) == 1:
-            return distance(whole, tf.add_n(there), **most)
-    return _rows_distance(counts, whole, *parts, **most)
+    if len({tuple(t.shape) for t in (whole, *parts)}) == 1:
+        return distance(whole, tf.add_n(parts), **most)
+    return _rows_distance(rows, whole, *parts, **most)
 
 
 def of_lookups(variable: keras.Variable) -> str:

@@ -37,10 +37,6 @@ _ELEVEN_BITS = 5e-3  # float32, where factors are rounded
 # A new value is as it should be but for so many times the smallest difference.
 _UNITS_IN_LAST_PLACE = 8
 
-# Gradients by inputs that are this share of those by outputs are zero but for
-# rounding.
-TINY_INPUTS = 1e-6
-
 
 def limit_of(dtypes: Iterable[str], device: str = "/device:CPU:0") -> float:
     """Returns from where on what is computed in dtypes on a device is wrong."""
@@ -103,25 +99,20 @@ def output_distance(values: Sequence[Any], expected: Sequence[Any]) -> float:
     return max((_share(*_difference(e, v)) for v, e in pairs), default=0.0)
 
 
-def gradient_distance(
-    gradients: Sequence[Any], expected: Sequence[Any], tiny: float = 0.0
-) -> float:
-    """Computes how far gradients are apart, as a share of the sum of each.
+def gradient_distance(gradient: Any, expected: Any, tiny: float = 0.0) -> float:
+    """Computes how far gradients are apart, as a share of the sum.
 
     None is taken for zeros; what is smaller than `tiny` is left out.
     """
-    worst = 0.0
-    for gradient, other in zip(gradients, expected, strict=True):
-        a, b = as_tensor(gradient), as_tensor(other)
-        if not is_continuous(a if b is None else b):
-            continue
-        a = tf.zeros_like(b) if a is None else a
-        b = tf.zeros_like(a) if b is None else b
-        is_finite = tf.reduce_all(tf.math.is_finite(abs(a)))
-        if is_finite and max(largest(a), largest(b)) < tiny:
-            continue
-        worst = max(worst, _share(*_difference(b, a, is_sum=True)))
-    return worst
+    a, b = as_tensor(gradient), as_tensor(expected)
+    if not is_continuous(a if b is None else b):
+        return 0.0
+    a = tf.zeros_like(b) if a is None else a
+    b = tf.zeros_like(a) if b is None else b
+    is_finite = tf.reduce_all(tf.math.is_finite(abs(a)))
+    if is_finite and max(largest(a), largest(b)) < tiny:
+        return 0.0
+    return _share(*_difference(b, a, is_sum=True))
 
 
 def change_distance(

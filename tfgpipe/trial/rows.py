@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe.internals import Nest
+from tfgpipe.trial.distance import distance
 
 
 class Parts(NamedTuple):
@@ -138,13 +139,14 @@ def with_parts(whole: Any, parts: Parts) -> list[Nest]:
 NONE, UNCLEAR = -1, -2
 
 
-def row_axis(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> int:
-    """Along which axis a tensor has the rows.
+def row_axis(tensors: Sequence[Any], parts: Parts) -> int:
+    """Returns along which axis a tensor has the rows.
 
-    `shapes` are of the tensor of all rows, and of each part, which have
-    `counts` rows. `NONE` if all are the same; `UNCLEAR` if there are several
-    elements for each row, or sizes that follow from the rows otherwise.
+    `tensors` are what has a shape: of all rows, and of each part. `NONE` if all
+    shapes are the same; `UNCLEAR` if there are several elements for each row,
+    or sizes that follow from the rows otherwise.
     """
+    shapes = [tuple(t.shape) for t in tensors]
     if len({*map(len, shapes)}) > 1:
         return UNCLEAR
     differ = [
@@ -153,46 +155,53 @@ def row_axis(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> int:
     if not differ:
         return NONE
     axis, *others = differ
-    is_rows = [shape[axis] for shape in shapes] == [*counts]
+    is_rows = [shape[axis] for shape in shapes] == [parts.total, *parts]
     return axis if is_rows and not others else UNCLEAR
 
 
-def part_of(
-    value: Any, sizes: Sequence[tuple[int, ...]], parts: Parts, place: int
-) -> Any:
-    """Of a tensor of all rows, what one part has; None if it is not known.
+def of_each(
+    value: tf.Tensor, column: Sequence[Any], parts: Parts
+) -> list[tf.Tensor] | None:
+    """Returns what all rows and each part have of a tensor of all rows.
 
-    `sizes` are its shapes, of all rows and of each part. What has several
-    elements for each row has the first row's first. Where parts have
-    made other sizes, they get the rows of the whole all the same.
+    `column` is of such a tensor and of each part. None if it is not known: what
+    has several elements for each row has the first row's first. Where parts
+    have made other sizes, they get the rows of the whole all the same.
     """
-    counts = [rows.stop - rows.start for rows in parts.slices]
-    axis = row_axis(sizes, counts)
-    rows = parts.slices[place]
+    axis = row_axis(column, parts)
     if axis == NONE:
-        return value
+        return [value] * 3
     if axis >= 0:
-        return tf.gather(value, tf.range(rows.start, rows.stop), axis=axis)
+        return [
+            tf.gather(value, tf.range(rows.start, rows.stop), axis=axis)
+            for rows in parts.slices
+        ]
     times, rest = divmod(value.shape[0], parts.total) if value.shape else (0, 0)
     if rest or not times:
         return None
-    return value[times * rows.start : times * rows.stop]
+    return [value[times * s.start : times * s.stop] for s in parts.slices]
 
 
-def cotangent(
-    number: int, values: Sequence[Any], parts: Parts, place: int
-) -> Any:
+def cotangents(
+    number: int, column: Sequence[tf.Tensor], parts: Parts
+) -> list[tf.Tensor]:
     """Draws what gradients begin with, the same for a row in each run.
 
-    `values` are of a tensor, for all rows and for each part, of which one
-    is at `place`. What has no rows gets of each part of them a share.
+    `column` is a tensor for all rows and for each part. What has no rows gets
+    of each part of them a share. Zeros, where it is not known which numbers are
+    of which row.
     """
-    sizes = [tuple(t.shape) for t in values]
-    dtype = values[0].dtype
-    drawn = tf.random.stateless_normal(sizes[0], (number, 3))
-    gradient = part_of(tf.cast(drawn, dtype), sizes, parts, place)
-    rows = parts.slices[place]
-    counts = [one.stop - one.start for one in parts.slices]
-    if row_axis(sizes, counts) == NONE:
-        gradient *= tf.cast((rows.stop - rows.start) / parts.total, dtype)
-    return gradient
+    whole = column[0]
+    drawn = tf.random.stateless_normal(whole.shape, (number, 3))
+    expected = of_each(whole, column, parts)
+    gradients = of_each(tf.cast(drawn, whole.dtype), column, parts)
+    if (
+        expected is None
+        or gradients is None
+        or any(map(distance, column, expected))
+    ):
+        return [tf.zeros_like(t) for t in column]
+    if row_axis(column, parts) == NONE:
+        shares = [count / parts.total for count in (parts.total, *parts)]
+        return [d * tf.cast(s, d.dtype) for d, s in zip(gradients, shares)]
+    return gradients

@@ -10,9 +10,7 @@ Cost: TensorFlow runs the graph of the run on shapes, from which the cells are
 made, on a few rows, some ten times. Python runs the model once more in another
 phase, if it acts on the number of rows, and, if code of the user's is in it, to
 learn whether it does, where a mini-batch has a known number. A model of layers
-that are known to treat each row by itself is not tried at all. Of a chain of
-equal blocks the first is tried, see `stand_ins.py`, and all if that shows a
-difference.
+that are known to treat each row by itself is not tried at all.
 
 Limits: what other values alone would show is not seen.
 """
@@ -20,22 +18,20 @@ Limits: what other values alone would show is not seen.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 from keras import tree
 
 from tfgpipe import failures, internals
-from tfgpipe.cells import Call, Cell, ModelCall, SectionCall
-from tfgpipe.graphs import Repeat, TracedModel
+from tfgpipe.cells import Cell, ModelCall
+from tfgpipe.graphs import TracedModel
 from tfgpipe.internals import Nest
 from tfgpipe.trial import rows
 from tfgpipe.trial.phase import Phase
-from tfgpipe.trial.stand_ins import stand_ins_of
 from tfgpipe.trial.tried_graph import TriedGraph
 from tfgpipe.trial.units import Units
 
@@ -46,33 +42,23 @@ TRIALS = ("warn", "error", "off")
 _AFFORDABLE, _MOST_NUMBERS, _MOST_ROWS = 3e8, 2**18, 1024
 
 
-class Steps(Protocol):
-    """The steps of a model, see `sequence/steps.py`."""
-
-    steps: list[SectionCall]
-    repeats: list[Repeat]
-
-    def take_traced(self) -> TracedModel | None:
-        """Returns the graph of a run on shapes, once."""
-        ...
-
-
 class Trial:
     """Tries a model, each phase once.
 
     `rule` says what happens where a layer differs: "warn", "error", or "off",
-    which is nothing.
+    which is nothing. With "keep", `tried` has all of it, and nothing is said.
 
     Attributes:
         lookups_of_rows: Which lookups of weights have shown to be those of
             rows, by their places, see `TracedModel.all_lookups`.
+        tried: The phases that were tried, and of which nothing was said yet.
     """
 
     def __init__(self, rule: str):
         self._data: Callable[[int], Any] | None = None
         self._num_rows = 0  # of a mini-batch, where data are at hand
         self._rule = rule
-        self._tried: list[Phase] = []
+        self.tried: list[Phase] = []
         self._phases: set[Hashable] = set()
         self._told: set[tuple[str, str]] = set()
         self.lookups_of_rows: set[tuple[int, int]] = set()
@@ -97,7 +83,7 @@ class Trial:
         cells: Sequence[Cell],
         specs: Nest,
         count: int,
-        source: Steps | None = None,
+        source: Any = None,
     ) -> None:
         """Tries a model, if it has not been tried in this phase.
 
@@ -118,53 +104,40 @@ class Trial:
         known = None if source is None else source.take_traced()
         if key in self._phases:
             return
-        is_off = self._rule == "off"
         units = Units(traced)
         is_known = all(unit.is_known for unit in units.units)
         # Code that asks for a number of rows may show at another one alone.
         asks = flat[0].shape[0] is not None and _has_own_code(call)
-        is_needed = not is_known or (asks and not is_off)
-        if not is_needed or (is_off and not _has_same_lookups(traced)):
-            self._phases.add(key)
-            return
-
-        def tried(call: ModelCall, known: TracedModel | None) -> Phase:
-            phase = Phase(call, cells, known)
-            graph = phase.begin(specs)
-            if graph is not None and is_off:
-                drawn = rows.drawn(specs, 8, graph.smallest_table)
-                phase.look_up(rows.FEW, drawn)
-            elif graph is not None:
-                self._try(phase, specs, count, (traced, units), is_known)
-            return phase
-
-        with _unnoticed():
-            stand_ins: dict[Call, Call] = {}
-            if source is not None and not is_off:
-                stand_ins = stand_ins_of(
-                    traced, source.steps, source.repeats, units.differentiating
-                )
-            if stand_ins:  # what differs is told of each layer by its name
-                short = dataclasses.replace(call, stand_ins=stand_ins)
-                phase = tried(short, None)
-            if not stand_ins or not phase.is_clean():
-                phase = tried(call, known)
+        phase = Phase(call, cells)
+        if self._rule == "off":
+            if not is_known and _has_same_lookups(traced):
+                with _unnoticed():
+                    graph = phase.begin(specs, known)
+                    if graph is not None:
+                        drawn = rows.drawn(specs, 8, graph.smallest_table)
+                        phase.look_up(rows.FEW, drawn)
+        elif asks or not is_known or self._rule == "keep":
+            with _unnoticed():
+                self._try(phase, specs, count, known, (traced, units), is_known)
+            self.tried.append(phase)
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
-        if not is_off:
-            self._tried.append(phase)
 
     def _try(
         self,
         phase: Phase,
         specs: Nest,
         count: int,
+        known: TracedModel | None,
         step: tuple[TracedModel, Units],
         is_known: bool,
     ) -> None:
-        """Tries a phase whose graph is made; `step` is the step's."""
+        """Tries a phase; `step` is the step's graph, with its units."""
+        graph = phase.begin(specs, known)
+        if graph is None:
+            return
         flat = [spec for spec in tree.flatten(specs) if spec is not None]
-        many = self._many(phase.graph, specs, count)
+        many = self._many(graph, flat, count)
         total = flat[0].shape[0] if many else None
         graph = phase.know_rows(specs, *step, total)
         if graph is None:
@@ -174,11 +147,10 @@ class Trial:
             phase.run(parts, nests, is_real=is_real)
         for state in phase.later():
             phase.run(parts, nests, state)
-        real = [run for run in wanted if run[-1]]
-        if real:
-            phase.keep_weights()
-        for parts, nests, _ in real:
-            phase.run(parts, nests, is_real=True)
+        phase.keep_weights()
+        for parts, nests, is_real in wanted:
+            if is_real:
+                phase.run(parts, nests, is_real=True)
         phase.end()
 
     def _rows(
@@ -212,18 +184,17 @@ class Trial:
         ]
 
     def _many(
-        self, graph: TriedGraph, specs: Nest, count: int
+        self, graph: TriedGraph, flat: Sequence[Any], count: int
     ) -> rows.Parts | None:
         """As many rows as a mini-batch has; None if that takes long."""
-        flat = [spec for spec in tree.flatten(specs) if spec is not None]
         total = self._num_rows or flat[0].shape[0]
         if total is None:
             many = rows.MANY
         elif total < 2:
             return None
         else:
-            many = rows.Parts(max(1, total // count), 0)
-            many = many._replace(other=total - many.first)
+            first = max(1, total // count)
+            many = rows.Parts(first, total - first)
         sizes = [size or 1 for s in flat for size in tuple(s.shape)[1:-1]]
         work = 2 * graph.num_weights * many.total * math.prod(sizes)
         num_numbers = many.total * sum(
@@ -239,7 +210,9 @@ class Trial:
             ValueError: If there are any, and the rule is "error". The next step
                 is tried again, and refused again.
         """
-        passes, self._tried = self._tried, []
+        if self._rule == "keep":
+            return
+        passes, self.tried = self.tried, []
         try:
             for phase in passes:
                 self._tell(phase)
@@ -273,36 +246,6 @@ class Trial:
                     "num_micro_batches=1.",
                 )
                 self._told.add((name, "untried"))
-
-
-def try_all(
-    call: ModelCall, cells: Sequence[Cell], x: Nest, count: int
-) -> Phase:
-    """Tries all units of a model on a mini-batch, on the host.
-
-    Weights of zeros are drawn, and vectors of them are taken as they are, too;
-    state is the present one, and one of later steps.
-
-    Args:
-        call: How the model is called.
-        cells: The cells.
-        x: The mini-batch, a nest of tensors.
-        count: The number of micro-batches. The first is one part, the others
-            are the other part.
-    """
-    total = rows.num_rows(x)
-    first = max(1, total // count)
-    parts = rows.Parts(first, total - first)
-    with _unnoticed():
-        phase = Phase(call, cells, tries_all=True)
-        if phase.begin(x) is not None:
-            nests = rows.with_parts(x, parts)
-            phase.run(parts, nests)
-            for state in phase.later():
-                phase.run(parts, nests, state)
-            phase.keep_weights()
-            phase.run(parts, nests)
-    return phase
 
 
 def _has_own_code(call: ModelCall) -> bool:

@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -46,7 +46,7 @@ from tfgpipe.trial import rows
 from tfgpipe.trial.units import Unit, Units, is_data
 
 # Values by the ids of variables.
-State = Mapping[int, tuple[keras.Variable, tf.Tensor]]
+State = dict[int, tuple[keras.Variable, tf.Tensor]]
 
 
 class Lookup(NamedTuple):
@@ -95,8 +95,6 @@ class TriedGraph:
         devices: Those of the cells.
         known: A run of it on shapes, which is taken if it is the same.
         is_of_any_rows: Whether Python need not know how many rows there are.
-        tries_all: Whether all units are tried and differentiated, or only those
-            that are not known, and those with a gradient of their own.
 
     Attributes:
         is_of_any_rows: The same, as it has shown.
@@ -115,13 +113,11 @@ class TriedGraph:
         devices: Sequence[str],
         known: TracedModel | None = None,
         is_of_any_rows: bool = True,
-        tries_all: bool = False,
     ):
         self._call = dataclasses.replace(
             call, head=None, is_split=True, synchronizes=False
         )
         self._devices = devices
-        self._tries_all = tries_all
         self._specs = specs
         self._by_rows: dict[int | None, tuple[TracedModel, Units]] = {}
         self.is_of_any_rows = is_of_any_rows
@@ -146,7 +142,7 @@ class TriedGraph:
         for unit in self.units.units:
             if unit in self.units.drawing or unit.mixes:
                 fed += unit.gives
-            if tries_all or not unit.is_known:
+            if not unit.is_known:
                 results += [*unit.takes, *unit.gives]
         self.fed = [*filter(is_data, fed)]
         unique = {t.ref(): t for t in results if is_data(t)}
@@ -187,9 +183,9 @@ class TriedGraph:
         """Each unit by itself: no fault of one is taken for one of another."""
         gradients: dict[Unit, Gradients] = {}
         for unit in units.units if self._call.training else ():
-            if not (self._tries_all or unit in units.differentiating):
+            if unit not in units.differentiating:
                 continue
-            losses = [t for t in traced.losses if units.of(t) is unit]
+            losses = [t for t in traced.losses if units.maker(t) is unit]
             made = [*filter(is_continuous, [*unit.gives, *losses])]
             takes = [*filter(is_continuous, unit.takes)]
             uses = [
@@ -222,60 +218,41 @@ class TriedGraph:
             self._run_for(num_rows)
         return self._by_rows[num_rows]
 
-    def compare_runs(
+    def shown(
         self,
-        other: TracedModel,
+        traced: TracedModel,
         units: Units,
         x: Sequence[Any],
         weights: State,
-    ) -> list[tuple[Unit | None, Any, Any]]:
-        """Runs some rows here, and in the graph of another run of the model.
+    ) -> dict[Hashable, tuple[Unit | None, tf.Tensor]]:
+        """Returns what a run of the model makes of some rows, by its place.
 
-        Returns pairs of values: first of what tried units give, in order, with
-        the unit; None and None where it is not known what belongs together.
-        Then, of no unit, all that both have of outputs, losses of layers, and
-        what these assign. `units` are the units of the other run.
+        What tried units give, in order, each with its unit, and then, of no
+        unit, outputs, losses of layers, and what these assign.
         """
-        before = [op.device for op in other.operations]
-        self._place(other)
-        pairs: list[tuple[Unit | None, Any, Any]] = []
-        units_here = _by_name(self.units)
-        for key, unit in _by_name(units).items():
-            gives = units_here[key].gives if key in units_here else []
-            if len(gives) != len(unit.gives):
-                pairs.append((unit, None, None))
-            elif not unit.is_known:
-                both = zip(gives, unit.gives)
-                pairs += [(unit, a, b) for a, b in both if is_data(b)]
-        handed_out = zip(
-            [t for t in self.traced.handed_out if t is not None],
-            [t for t in other.handed_out if t is not None],
-        )
-        losses = zip(self.traced.losses, other.losses[other.num_head_losses :])
-        pairs += [(None, *two) for two in (*handed_out, *losses)]
-        assigned = {id(v): t for v, t in other.new_state}
-        for v, t in self.traced.new_state:
-            if id(v) in assigned:
-                pairs.append((None, t, assigned[id(v)]))
-        values = _given(other, x, weights, {})
-        values.update((inner.ref(), t) for t, inner in other.graph.captures)
+        tensors: dict[Hashable, tuple[Unit | None, tf.Tensor]] = {}
+        counts: collections.Counter[str] = collections.Counter()
+        for unit in units.units:
+            counts[unit.name] += 1
+            for i, t in enumerate(() if unit.is_known else unit.gives):
+                if is_data(t):
+                    tensors[unit.name, counts[unit.name], i] = unit, t
+        losses = traced.losses[traced.num_head_losses :]
+        results = [t for t in traced.handed_out if t is not None]
+        tensors |= {("result", i): (None, t) for i, t in enumerate(results)}
+        tensors |= {("loss", i): (None, t) for i, t in enumerate(losses)}
+        tensors |= {id(v): (None, t) for v, t in traced.new_state}
+        values = self.given(x, weights, {}, traced)
+        values.update((inner.ref(), t) for t, inner in traced.graph.captures)
         function = internals.GraphFunction(
-            other.graph,
+            traced.graph,
             [ref.deref() for ref in values],
-            [t for *_, t in pairs if t is not None],
+            [t for _, t in tensors.values()],
         )
-        for op, device in zip(other.operations, before):
-            internals.put_on(op, device)
-        others = iter(function([*values.values()]))
-        values = self.given(x, weights, {})
-        values.update(self.run(self.fed, values))
-        results = self.run(self.results, values)
-        return [
-            (unit, None, None)
-            if tensor is None
-            else (unit, results[tensor.ref()], next(others))
-            for unit, tensor, _ in pairs
-        ]
+        with tf.device("CPU:0"):
+            made = function([*values.values()])
+        pairs = zip(tensors.items(), made)
+        return {key: (unit, value) for (key, (unit, _)), value in pairs}
 
     def _place(self, traced: TracedModel) -> None:
         """Runs each layer where a step does, where that can be."""
@@ -291,16 +268,11 @@ class TriedGraph:
         # Distinct indices are added up by index, whatever they follow from.
         places = self.traced.all_lookups() if self._call.training else []
         for place, use, op in places:
-            unit, indices = self.units.of(op.outputs[0]), op.inputs[1]
+            unit, indices = self.units.maker(op.outputs[0]), op.inputs[1]
             is_drawing = unit in self.units.drawing
             if unit and not is_drawing and not are_distinct(indices):
                 lookups.append(Lookup(place, unit, use.variable, indices))
         return lookups
-
-    def follows(self, tensor: tf.Tensor, sources: Iterable[tf.Tensor]) -> bool:
-        """Returns whether a tensor follows from some others."""
-        before = internals.ancestors([tensor])
-        return any(t.op.name in before for t in sources)
 
     @property
     def num_weights(self) -> int:
@@ -343,33 +315,22 @@ class TriedGraph:
         return results
 
     def given(
-        self, x: Sequence[Any], weights: State, state: State
+        self,
+        x: Sequence[Any],
+        weights: State,
+        state: State,
+        traced: TracedModel | None = None,
     ) -> dict[Any, Any]:
-        """Returns what it is run on: rows, and variables."""
-        return _given(self.traced, x, weights, state)
-
-
-def _given(
-    traced: TracedModel, x: Sequence[Any], weights: State, state: State
-) -> dict[Any, Any]:
-    values = {t.ref(): row for t, row in zip(traced.x, x) if t is not None}
-    pairs = [(use.variable, use.tensor) for use in traced.uses]
-    for variable, tensor in [*pairs, *traced.state]:
-        key = id(variable)
-        known = state.get(key) or weights.get(key)
-        value = variable.value if known is None else known[1]
-        values[tensor.ref()] = tf.cast(value, tensor.dtype)
-    return values
-
-
-def _by_name(units: Units) -> dict[tuple[str, int], Unit]:
-    """Units by their names, and which of those with the name they are."""
-    counts: collections.Counter[str] = collections.Counter()
-    by_name = {}
-    for unit in units.units:
-        by_name[unit.name, counts[unit.name]] = unit
-        counts[unit.name] += 1
-    return by_name
+        """Returns what a run is run on: rows, and variables."""
+        traced = traced or self.traced
+        values = {t.ref(): row for t, row in zip(traced.x, x) if t is not None}
+        pairs = [(use.variable, use.tensor) for use in traced.uses]
+        for variable, tensor in [*pairs, *traced.state]:
+            key = id(variable)
+            known = state.get(key) or weights.get(key)
+            value = variable.value if known is None else known[1]
+            values[tensor.ref()] = tf.cast(value, tensor.dtype)
+        return values
 
 
 def _moments(traced: TracedModel) -> list[tf.Tensor]:

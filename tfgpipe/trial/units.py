@@ -112,28 +112,23 @@ class Unit:
         return min((d.size for d in known if d.is_floating), default=8)
 
     def inner(self, traced: TracedModel) -> list[tuple[str, tf.Tensor]]:
-        """Returns what goes from section to section inside, and who made it."""
-        names = {op.name for op in self.operations}
-        maker: dict[str, tuple[int, int, str]] = {}
+        """Returns what goes from call to call inside, and who made it."""
+        maker: dict[str, tuple[int, str]] = {}
         for op in self.operations:
             place = traced.places[op.name]
-            section = traced.section_of(place)
-            around = section.around_at(place)
+            around = traced.section_of(place).around_at(place)
             first = around.index(self.layer) if self.layer in around else 0
             name = "/".join(layer.name for layer in around[first:])
-            maker[op.name] = traced.section_at(place), len(around), name
-        tensors: dict[Hashable, tuple[str, tf.Tensor]] = {}
-        for op in self.operations:
-            for tensor in op.outputs:
-                if not is_data(tensor):
-                    continue
-                users = [u.name for u in tensor.consumers() if u.name in names]
-                if any(maker[u] != maker[op.name] for u in users):
-                    tensors[tensor.ref()] = (
-                        f"layer '{maker[op.name][2]}'",
-                        tensor,
-                    )
-        return [*tensors.values()]
+            maker[op.name] = traced.section_at(place), f"layer '{name}'"
+        return [
+            (maker[op.name][1], tensor)
+            for op in self.operations
+            for tensor in filter(is_data, op.outputs)
+            if any(
+                maker.get(user.name, maker[op.name]) != maker[op.name]
+                for user in tensor.consumers()
+            )
+        ]
 
     @property
     def mixes(self) -> bool:
@@ -186,8 +181,8 @@ class Units:
         for place, op in enumerate(traced.operations):
             self._look(place, op)
 
-    def of(self, tensor: tf.Tensor) -> Unit | None:
-        """The unit that has made a tensor, maybe handed on behind all."""
+    def maker(self, tensor: tf.Tensor) -> Unit | None:
+        """Returns the unit that made a tensor, maybe handed on behind all."""
         return self._unit_of.get(self._made(tensor).op.name)
 
     def is_inside_known(self, op: tf.Operation) -> bool:
