@@ -27,4 +27,5 @@ def _num_columns(layer: Any) -> int:
         return min(n or 1 for n in layer.partial_output_shape)
     if call is kl.MultiHeadAttention.call:
         return 0 if layer.dropout else int(layer.num_heads)
-    return int(layer.output_dim) if call is kl.Embedding.call else 0
+    tables = kl.Embedding, getattr(kl, "ReversibleEmbedding", kl.Embedding)
+    return int(layer.output_dim) if call in [t.call for t in tables] else 0

@@ -17,11 +17,22 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from device_names import names
 from functional import Twice
 from functional_kinds import FUNCTIONAL
 from keras import layers as kl
-from kinds import KINDS, Kind, Lookup, Plain, normal, tokens, user_loss
+from kinds import (
+    KINDS,
+    Kind,
+    Lookup,
+    Plain,
+    attention,
+    crossentropy,
+    normal,
+    tokens,
+    user_loss,
+)
 from matrix import OPTIMIZERS, WHOLE, arguments, largest_difference
 from sharing_layers import Counter
 from with_columns import shards_of
@@ -222,9 +233,104 @@ def masked_twice():
     return [embedding, Twice(), Attends(), Pools(), kl.Dense(2)]
 
 
+class Mapped(kl.Layer):
+    """Of its loop, which has no gradient, the result alone is kept."""
+
+    def call(self, x):
+        scale = tf.map_fn(lambda row: row * 2.0, x)
+        return tf.stop_gradient(scale) * keras.ops.gelu(x)
+
+
+def mapped():
+    first, second = kl.Dense(32, "gelu"), kl.Dense(16, "gelu")
+    return [first, Mapped(), second, kl.Flatten(), kl.Dense(2)]
+
+
+class Frozen(kl.Dense):
+    """Reads its weight where a gradient is its own."""
+
+    def call(self, x):
+        return tf.recompute_grad(lambda x: tf.tanh(x @ self.kernel))(x)
+
+
+def recomputes_frozen():
+    frozen = Frozen(5, trainable=False)
+    return [kl.Dense(5), frozen, kl.Dense(4), kl.Dense(2)]
+
+
+def columns():
+    """A language model whose every layer has columns."""
+    table = kl.ReversibleEmbedding(11, 6, mask_zero=True, name="words")
+    heads = kl.EinsumDense(
+        "abc,cde->abde", (None, 3, 4), bias_axes="de", activation="gelu"
+    )
+    down = kl.EinsumDense("...xz,xzy->...y", (6,), bias_axes="y")
+    regularized = {"kernel_regularizer": "l2", "activity_regularizer": "l1"}
+    mixed = kl.Dense(6, "sigmoid", **regularized)
+    x = words = keras.Input((5,), dtype="int32")
+    for layer in (table, heads, down, mixed, kl.Dense(6, "softmax")):
+        layer.supports_masking = True
+        x = layer(x)
+    return keras.Model(words, table(x, reverse=True))
+
+
+def attending():
+    """Attention of a sequence to itself, and to another one; padding."""
+    words, memory = keras.Input((5,), dtype="int32"), keras.Input((7, 6))
+    h = kl.Embedding(9, 6, mask_zero=True)(words)
+    own = kl.MultiHeadAttention(3, 4)(h, h, use_causal_mask=True)
+    options = {"use_bias": False, "output_shape": 8}
+    other = kl.MultiHeadAttention(3, 4, 5, **options)(h + own, memory)
+    return keras.Model([words, memory], kl.Dense(2)(kl.Flatten()(other)))
+
+
+class Positions(kl.Layer):
+    """Makes numbers of positions, which are the same for all rows."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(12, shape[-1]), name="table")
+
+    def call(self, x):
+        return keras.ops.tanh(self.table[: keras.ops.shape(x)[1]])
+
+
+class Head(kl.Layer):
+    """Adds them, and turns the sum into words."""
+
+    def build(self, x_shape, positions_shape):
+        self.kernel = self.add_weight(shape=(x_shape[-1], 13), name="kernel")
+
+    def call(self, x, positions):
+        return keras.ops.matmul(x + positions[None], self.kernel)
+
+
+def without_rows():
+    """What comes to the head has as many positions as there are rows."""
+    x = keras.Input((None,), dtype="int32")
+    h = kl.Embedding(13, 4)(x)
+    return keras.Model(x, Head()(h, Positions()(h)))
+
+
+def probabilities():
+    return [*attention()[:-1], kl.Dense(13), kl.Activation("softmax")]
+
+
+def smoothed():
+    """And a metric of outputs as they are."""
+    return {
+        "loss": keras.losses.CategoricalCrossentropy(True, 0.2),
+        "metrics": [lambda y, y_pred: keras.ops.max(y_pred, -1)],
+    }
+
+
+IDS = tokens(4, 13, False)
 MODELS: dict[str, Kind] = {
     **KINDS,
     **{name: kind for name, (kind, _) in FUNCTIONAL.items()},
+    "attending": Kind(
+        attending, lambda rng: [tokens(5, 9)(rng), normal(7, 6)(rng)], normal(2)
+    ),
+    "columns": Kind(columns, tokens(5, 11), tokens(5, 11, False), of_logits),
     "drawing": Kind(drawing, normal(6, 8), normal(2)),
     "drawn_mask": Kind(drawn_mask, normal(5, 2), normal(5, 2)),
     "masked_twice": Kind(
@@ -241,9 +347,22 @@ MODELS: dict[str, Kind] = {
         normal(5, 3),
         normal(5, 3),
     ),
+    "ignored": Kind(attention, IDS, IDS, crossentropy(ignore_class=3)),
+    "mapped": Kind(mapped, normal(6, 8), normal(2)),
     "noisy": Kind(noisy, normal(5), normal(6)),
     "pairs": Kind(pairs, normal(8), normal(8)),
+    "probabilities": Kind(
+        probabilities,
+        IDS,
+        IDS,
+        lambda: {"loss": "sparse_categorical_crossentropy"},
+    ),
+    "recomputes_frozen": Kind(recomputes_frozen, normal(5), normal(2)),
+    "smoothed": Kind(
+        attention, IDS, lambda rng: np.eye(13)[IDS(rng)], smoothed
+    ),
     "synchronized": Kind(synchronized, normal(5), normal(2)),
+    "without_rows": Kind(without_rows, IDS, IDS, of_logits),
 }
 
 
@@ -313,12 +432,13 @@ def pipeline(case, layers):
     """The pipeline of a case, not compiled."""
     options = arguments(case.k, case.m, case.schedule, case.remat)
     # Regions are groups, and some of these have few layers.
-    if case.model == "blocks" or case.model in FUNCTIONAL:
+    if case.model == "blocks" or isinstance(layers, keras.Model):
         options.pop("remat_groups", None)
     options |= FEATURES.get(case.feature, {})
     if isinstance(options.get("shards"), list):
         devices = options["shards"]
-        options["shards"] = shards_of(layers, devices, len(devices))
+        listed = getattr(layers, "layers", layers)
+        options["shards"] = shards_of(listed, devices, len(devices))
         if case.replicas > 1:  # those of a replica
             options["shards"] = dict.fromkeys(options["shards"], case.k)
     if case.replicas == 1:

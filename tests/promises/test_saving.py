@@ -163,14 +163,14 @@ def test_schedule_and_rules_are_saved(tmp_path):
         m=3,
         devices=["CPU:3", "CPU:1"],
         schedule=own,
-        remat={1: "never", 0: "always"},
+        remat={1: 0.4, 0: "offload"},
     )
     model.save(path)
     for load in (tfgpipe.load_model, keras.saving.load_model):
         loaded = load(path)
         assert arguments(loaded) == arguments(model)
         assert loaded.schedule == model.schedule
-        assert loaded.remat == {0: "always", 1: "never"}
+        assert loaded.remat == {0: "offload", 1: 0.4}
         assert loaded.cells() == model.cells()
         x, y = data()
         before = state(model)

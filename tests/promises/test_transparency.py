@@ -220,6 +220,26 @@ DRAWING = [
 ]
 
 
+# What has heads in parts, columns or a loop of its own, beside Keras.
+SPECIAL = [
+    Case("attending", feature="shards"),
+    Case("attending", 2, 1, feature="shards"),
+    Case("columns", feature="shards", infers=True),
+    Case("ignored", feature="head in parts"),
+    Case("probabilities", feature="head in parts"),
+    Case("smoothed", feature="head in parts"),
+    Case("tied", 2, 2, feature="head in parts", epochs=2, infers=True),
+    Case("without_rows", 2, 2, feature="head in parts"),
+]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
+@pytest.mark.parametrize("case", slow(SPECIAL, [0, 2, 4, 6, 7]))
+def test_special_model_with_a_feature_equals_keras(case):
+    assert_same(case, "keras")
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "case",
@@ -227,6 +247,8 @@ DRAWING = [
         *slow(FEATURED, range(0, len(FEATURED), 17)),
         *slow(REPLICATED, REPLICATED[3:4]),
         *slow(DRAWING, DRAWING[:1]),
+        Case("mapped", 2, feature="a large share"),
+        Case("recomputes_frozen", feature="weights on the host"),
     ],
 )
 def test_feature_has_the_numbers_of_a_pipeline_without(case):
@@ -267,10 +289,18 @@ def test_schedules_that_go_back_in_order_are_bit_identical(case):
     assert_same(case, Case("pairs", 1, 3, "1f1b", "never"), 0)
 
 
-@pytest.mark.parametrize("feature", ["none", "offload", "shards"])
-def test_file_goes_on_with_other_cells_bit_by_bit(feature):
+@pytest.mark.parametrize(
+    ("feature", "changes"),
+    [
+        ("offload", {}),
+        ("shards", {}),
+        ("weights on the host", {"weights_on": "devices"}),
+    ],
+)
+def test_file_goes_on_with_other_cells_bit_by_bit(feature, changes):
     case = Case("noisy", 3, 2, "1f1b", feature=feature)
-    assert_file_goes_on(case, num_partitions=2, schedule="gpipe")
+    other = {"num_partitions": 2, "schedule": "gpipe"}
+    assert_file_goes_on(case, **other, **changes)
 
 
 class Stop(kl.Layer):
