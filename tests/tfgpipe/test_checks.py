@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ideal import IDEALS
 from keras import layers as kl
 
 import tfgpipe
@@ -53,8 +52,6 @@ TAKERS = {
     "partition": lambda n: partition([1, 2, 3], n),
     **{f"devices_of_{s}": lambda n, s=s: SCHEDULES[s](n, 3) for s in SCHEDULES},
     **{f"schedule_{s}": lambda n, s=s: SCHEDULES[s](3, n) for s in SCHEDULES},
-    **{f"devices_{s}_ideal": lambda n, s=s: IDEALS[s](n, 4) for s in IDEALS},
-    **{f"{s}_ideal": lambda n, s=s: IDEALS[s](1, n) for s in IDEALS},
     "chunks": lambda n: SCHEDULES["interleaved"](2, 2, n),
 }
 

@@ -181,10 +181,6 @@ def test_chunks_are_refused_where_a_device_has_one_cell(name):
         ValueError, match=r"`num_chunks` must be 1.*num_chunks=2"
     ):
         SCHEDULES[name](2, 2, 2)
-    with pytest.raises(
-        ValueError, match=r"`num_chunks` must be 1.*num_chunks=2"
-    ):
-        IDEALS[name](2, 2, 2)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
