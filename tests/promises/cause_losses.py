@@ -8,15 +8,7 @@ import keras
 from keras import layers as kl
 from keras import ops
 
-LOSSES, METRICS, LAYERS = {}, {}, {}
-
-
-def add(to):
-    def added(make):
-        to[make.__name__] = make
-        return make
-
-    return added
+MSE, MSE_METRIC = keras.losses.MeanSquaredError, keras.metrics.MeanSquaredError
 
 
 def hard(values):
@@ -30,232 +22,177 @@ def hard_rows(y, p):
     return error * ops.softmax(3.0 * error, axis=0)
 
 
-# --------------------------------------------------------------------- losses
-@add(LOSSES)
-def draws_noise():
-    class Noisy(keras.losses.MeanSquaredError):
-        def __init__(self):
-            super().__init__()
-            self.seed = keras.random.SeedGenerator(4)
-
-        def call(self, y, p):
-            noise = keras.random.normal(
-                ops.shape(p), dtype=p.dtype, seed=self.seed
-            )
-            return super().call(y, p + noise)
-
-    return Noisy()
-
-
-@add(LOSSES)
-def mines_hard_rows():
-    class Mining(keras.losses.MeanSquaredError):
-        def call(self, y, p):
-            return hard(super().call(y, p))
-
-    return Mining()
-
-
-@add(LOSSES)
-def softmax_over_rows():
-    class OverRows(keras.losses.CategoricalCrossentropy):
-        def call(self, y, p):
-            return super().call(ops.softmax(y, 0), ops.softmax(p, 0))
-
-    return OverRows()
-
-
-@add(LOSSES)
-def loss_class_that_wraps_keras_s():
-    @functools.wraps(keras.losses.MeanSquaredError, updated=())
-    class Wrapping(keras.losses.MeanSquaredError):
-        def call(self, y, p):
-            return hard_rows(y, p)
-
-    return Wrapping()
-
-
-@add(LOSSES)
-def loss_class_whose_call_wraps_keras_s():
-    class Wrapping(keras.losses.MeanSquaredError):
-        @functools.wraps(keras.losses.MeanSquaredError.call)
-        def call(self, y, p):
-            return hard_rows(y, p)
-
-    return Wrapping()
-
-
-@add(LOSSES)
-def loss_class_that_is_called_in_its_own_way():
-    class Wrapping(keras.losses.MeanSquaredError):
-        @functools.wraps(keras.losses.MeanSquaredError.__call__)
-        def __call__(self, y, p, sample_weight=None):
-            return ops.sum(hard_rows(y, p))
-
-    return Wrapping()
-
-
-@add(LOSSES)
-def loss_function_that_wraps_keras_s():
-    @functools.wraps(keras.losses.mean_squared_error)
-    def wrapping(y, p):
-        return hard_rows(y, p)
-
-    return wrapping
-
-
-@add(LOSSES)
-def loss_object_with_another_call():
-    loss = keras.losses.MeanSquaredError()
-    loss.call = functools.wraps(loss.call)(hard_rows)
-    return loss
-
-
-@add(LOSSES)
-def loss_object_with_another_function():
-    loss = keras.losses.MeanSquaredError()
-    loss.fn = functools.wraps(loss.fn)(hard_rows)
-    return loss
-
-
-# -------------------------------------------------------------------- metrics
-def updating(metric):
-    """Has a metric's object take the largest error of a batch alone."""
-    update = metric.update_state
-
-    @functools.wraps(update)
-    def of_hard(y, p, sample_weight=None):
-        return update(hard(y), hard(p))
-
-    metric.update_state = of_hard
-    return metric
-
-
-@add(METRICS)
-def mean_with_another_update():
-    return updating(keras.metrics.MeanSquaredError())
-
-
-@add(METRICS)
-def counter_with_another_update():
-    return updating(keras.metrics.Recall(0.1))
-
-
-@add(METRICS)
-def metric_with_another_function():
-    metric = keras.metrics.MeanSquaredError()
-    metric._fn = functools.wraps(metric._fn)(hard_rows)
-    return metric
-
-
-@add(METRICS)
-def metric_class_with_another_update():
-    class Hard(keras.metrics.MeanSquaredError):
-        def update_state(self, y, p, sample_weight=None):
-            return super().update_state(hard(y), hard(p))
-
-    return Hard()
-
-
-@add(METRICS)
-def metric_class_that_wraps_keras_s():
-    @functools.wraps(keras.metrics.MeanSquaredError, updated=())
-    class Hard(keras.metrics.MeanSquaredError):
-        def update_state(self, y, p, sample_weight=None):
-            return super().update_state(hard(y), hard(p))
-
-    return Hard()
-
-
-@add(METRICS)
-def metric_function_that_wraps_keras_s():
-    return functools.wraps(keras.metrics.mean_squared_error)(hard_rows)
-
-
-# --------------------------------------------------------------------- layers
 def over_rows(x):
     return x - ops.mean(x, axis=0)
 
 
-@add(LAYERS)
-def flip():
-    return [kl.Activation(ops.flip, name="odd")]
+def like(original):
+    """Decorates what is to look like something of Keras."""
+    return functools.wraps(original, updated=())
 
 
-@add(LAYERS)
-def activation_that_is_a_constraint():
-    return [kl.Dense(4, keras.constraints.UnitNorm(axis=0), name="odd")]
+def changed(made, name, function):
+    """Sets a method of an object, which looks like the one before."""
+    before = getattr(made, name)
+    setattr(made, name, like(before)(functools.partial(function, before)))
+    return made
 
 
-@add(LAYERS)
-def activation_that_wraps_keras_s():
-    wrapping = functools.wraps(keras.activations.relu)(over_rows)
-    return [kl.Dense(4, wrapping, name="odd")]
+# --------------------------------------------------------------------- losses
+class Noisy(MSE):
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(4)
+
+    def call(self, y, p):
+        noise = keras.random.normal(ops.shape(p), dtype=p.dtype, seed=self.seed)
+        return super().call(y, p + noise)
 
 
-@add(LAYERS)
-def activity_regularizer_that_wraps_keras_s():
-    @functools.wraps(keras.regularizers.L2.__call__)
-    def largest(x):
-        return 10.0 * ops.max(x**2)
-
-    return [kl.Dense(4, activity_regularizer=largest, name="odd")]
+class Mining(MSE):
+    def call(self, y, p):
+        return hard(super().call(y, p))
 
 
-@add(LAYERS)
-def activity_regularizer_of_an_axis():
+class OverRows(keras.losses.CategoricalCrossentropy):
+    def call(self, y, p):
+        return super().call(ops.softmax(y, 0), ops.softmax(p, 0))
+
+
+@like(MSE)
+class LikeKeras(MSE):
+    def call(self, y, p):
+        return hard_rows(y, p)
+
+
+class CallLikeKeras(MSE):
+    @like(MSE.call)
+    def call(self, y, p):
+        return hard_rows(y, p)
+
+
+class CalledInItsOwnWay(MSE):
+    @like(MSE.__call__)
+    def __call__(self, y, p, sample_weight=None):
+        return ops.sum(hard_rows(y, p))
+
+
+def of_hard_rows(before, y, p):
+    return hard_rows(y, p)
+
+
+# By the name: what makes them.
+LOSSES = {
+    "draws noise": Noisy,
+    "mines hard rows": Mining,
+    "softmax over rows": OverRows,
+    "class that wraps Keras's": LikeKeras,
+    "class whose call wraps Keras's": CallLikeKeras,
+    "class that is called in its own way": CalledInItsOwnWay,
+    "function that wraps Keras's": lambda: like(
+        keras.losses.mean_squared_error
+    )(hard_rows),
+    "object with another call": lambda: changed(MSE(), "call", of_hard_rows),
+    "object with another function": lambda: changed(MSE(), "fn", of_hard_rows),
+}
+
+
+# -------------------------------------------------------------------- metrics
+class Hard(MSE_METRIC):
+    """Takes the largest error of a batch alone."""
+
+    def update_state(self, y, p, sample_weight=None):
+        return super().update_state(hard(y), hard(p))
+
+
+@like(MSE_METRIC)
+class HardLikeKeras(Hard):
+    pass
+
+
+def updates(before, y, p, sample_weight=None):
+    return before(hard(y), hard(p))
+
+
+METRICS = {
+    "mean with another update": lambda: changed(
+        MSE_METRIC(), "update_state", updates
+    ),
+    "counter with another update": lambda: changed(
+        keras.metrics.Recall(0.1), "update_state", updates
+    ),
+    "object with another function": lambda: changed(
+        MSE_METRIC(), "_fn", of_hard_rows
+    ),
+    "class with another update": Hard,
+    "class that wraps Keras's": HardLikeKeras,
+    "function that wraps Keras's": lambda: like(
+        keras.metrics.mean_squared_error
+    )(hard_rows),
+}
+
+
+# --------------------------------------------------------------------- layers
+def odd(*args, **kwargs):
+    return kl.Dense(4, *args, name="odd", **kwargs)
+
+
+@like(keras.regularizers.L2.__call__)
+def largest(x):
+    return 10.0 * ops.max(x**2)
+
+
+def of_an_axis():
     """One of matrices, whose first axis is the rows here. In float32 only."""
     keras.config.set_dtype_policy("float32")
     keras.config.set_floatx("float32")
-    regularizer = keras.regularizers.OrthogonalRegularizer(0.1, "columns")
-    return [kl.Dense(4, activity_regularizer=regularizer, name="odd")]
+    columns = keras.regularizers.OrthogonalRegularizer(0.1, "columns")
+    return odd(activity_regularizer=columns)
 
 
-@add(LAYERS)
-def call_that_wraps_the_layer_s():
-    layer = kl.Dense(4, name="odd")
-    call = layer.call
-
-    @functools.wraps(call)
-    def wrapping(x, *args, **kwargs):
-        return over_rows(call(x, *args, **kwargs))
-
-    layer.call = wrapping
-    return [layer]
+@like(kl.Dense)
+class DenseLikeKeras(kl.Dense):
+    def call(self, x, training=None):
+        return over_rows(super().call(x))
 
 
-@add(LAYERS)
-def class_that_wraps_keras_s():
-    @functools.wraps(kl.Dense, updated=())
-    class Wrapping(kl.Dense):
-        def call(self, x, training=None):
-            return over_rows(super().call(x))
-
-    return [Wrapping(4, name="odd")]
-
-
-@add(LAYERS)
-def plain_cell():
+class Cell:
     """A cell of a recurrent layer that is no layer."""
 
-    class Cell:
-        state_size = output_size = 4
-        compute_dtype = "float64"
+    state_size = output_size = 4
+    compute_dtype = "float64"
 
-        def __call__(self, x, states, **kwargs):
-            h = ops.tanh(over_rows(x) + states[0])
-            return h, [h]
+    def __call__(self, x, states, **kwargs):
+        h = ops.tanh(over_rows(x) + states[0])
+        return h, [h]
 
-        def get_initial_state(self, batch_size=None):
-            return [ops.zeros((batch_size, 4), "float64")]
+    def get_initial_state(self, batch_size=None):
+        return [ops.zeros((batch_size, 4), "float64")]
 
-        call = __call__
-
-    return [kl.Reshape((1, 4)), kl.RNN(Cell(), name="odd")]
+    call = __call__
 
 
-@add(LAYERS)
-def constraints_and_regularizers_of_weights():
-    """They look at no rows: the numbers are Keras's, and nothing is said."""
-    unit = keras.constraints.UnitNorm(axis=0)
-    return [kl.Dense(4, kernel_constraint=unit, kernel_regularizer="l1")]
+def unit():
+    return keras.constraints.UnitNorm(axis=0)
+
+
+LAYERS = {
+    "flip": lambda: [kl.Activation(ops.flip, name="odd")],
+    "activation that is a constraint": lambda: [odd(unit())],
+    "activation that wraps Keras's": lambda: [
+        odd(like(keras.activations.relu)(over_rows))
+    ],
+    "activity regularizer that wraps Keras's": lambda: [
+        odd(activity_regularizer=largest)
+    ],
+    "activity regularizer of an axis": lambda: [of_an_axis()],
+    "call that wraps the layer's": lambda: [
+        changed(odd(), "call", lambda call, x, **_: over_rows(call(x)))
+    ],
+    "class that wraps Keras's": lambda: [DenseLikeKeras(4, name="odd")],
+    "plain cell": lambda: [kl.Reshape((1, 4)), kl.RNN(Cell(), name="odd")],
+    # They look at no rows: the numbers are Keras's, and nothing is said.
+    "constraints and regularizers of weights": lambda: [
+        kl.Dense(4, kernel_constraint=unit(), kernel_regularizer="l1")
+    ],
+}

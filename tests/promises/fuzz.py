@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -28,28 +30,47 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import conftest  # noqa: F401 (eight logical devices)
-import workers
 from case import Case
 from generate import generate
 from outcome import KINDS, Outcome
 
+CASES_EACH = 40  # of a process, which keeps every graph
+LIMIT = 300.0  # seconds for a case
+HANGS = Outcome("failed", f"hangs over {LIMIT:.0f} s, or its process died")
 Found = tuple[int, Case, Outcome]
+
+
+def run(case: Case) -> Outcome:
+    import compare  # starts TensorFlow, which the parent does not need to
+
+    return compare.run(case)
+
+
+def run_all(cases: list[tuple[int, Case]], jobs: int) -> Iterator[Found]:
+    """Runs cases in processes: one that crashes or hangs is found, too."""
+    context = multiprocessing.get_context("spawn")
+    while cases:
+        with context.Pool(jobs, maxtasksperchild=CASES_EACH) as pool:
+            results = [pool.apply_async(run, (case,)) for _, case in cases]
+            for result in results:
+                index, case = cases.pop(0)
+                try:
+                    yield index, case, result.get(LIMIT)
+                except multiprocessing.TimeoutError:
+                    yield index, case, HANGS
+                    break
 
 
 def main() -> int:
     flags = _flags()
     if flags.case:
         return _one(flags)
-    start, found, seconds = time.monotonic(), [], 0.0
-    cases = _cases(flags)
+    start, found = time.monotonic(), []
     with contextlib.suppress(KeyboardInterrupt):  # tables of what there is
-        for job, outcome, cpu in workers.run_all(cases, flags.jobs):
-            index, case = job
-            seconds += cpu
-            found.append((index, case, outcome))
-            _progress(found, flags, outcome, index, time.monotonic() - start)
+        for one in run_all(_cases(flags), flags.jobs):
+            found.append(one)
+            _progress(found, flags, time.monotonic() - start)
     _table(found)
-    print(f"\n{seconds / max(1, len(found)):.1f} CPU seconds a case")
     failed = [(i, case) for i, case, o in found if o.kind == "failed"]
     for index, case in failed:
         print(f"{flags.seed}:{index} failed: --case='{case}'")
@@ -62,25 +83,21 @@ def _flags() -> Any:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument(
-        "--wide", action=argparse.BooleanOptionalAction, default=True
-    )
-    parser.add_argument(
-        "--odd", action=argparse.BooleanOptionalAction, default=True
-    )
     parser.add_argument("--case", help="SEED:INDEX, or JSON")
     parser.add_argument("--without", default="", help="tags, with commas")
     parser.add_argument("--only", default="", help="tags, with commas")
     return parser.parse_args()
 
 
-def _cases(flags: Any) -> Any:
+def _cases(flags: Any) -> list[tuple[int, Case]]:
     without, only = _tags(flags.without), _tags(flags.only)
+    found = []
     for index in range(flags.first, flags.first + flags.count):
-        case = generate(flags.seed, index, flags.wide, flags.odd)
+        case = generate(flags.seed, index)
         tags = set(case.tags())
         if not without & tags and (only & tags or not only):
-            yield index, case
+            found.append((index, case))
+    return found
 
 
 def _tags(text: str) -> set[str]:
@@ -89,24 +106,18 @@ def _tags(text: str) -> set[str]:
 
 def _one(flags: Any) -> int:
     """Runs one case, here."""
-    import compare
-
     if flags.case.startswith("{"):
         case = Case.parse(flags.case)
     else:
-        seed, index = map(int, flags.case.split(":"))
-        case = generate(seed, index, flags.wide, flags.odd)
-    print(case)
-    outcome = compare.run(case)
-    print(outcome.kind, outcome.reason)
-    print(outcome.detail, flush=True)
+        case = generate(*map(int, flags.case.split(":")))
+    outcome = run(case)
+    print(case, outcome.kind, outcome.reason, outcome.detail, sep="\n")
     return int(outcome.kind == "failed")
 
 
 # ---------------------------------------------------------------------- output
-def _progress(
-    found: list[Found], flags: Any, outcome: Outcome, index: int, passed: float
-) -> None:
+def _progress(found: list[Found], flags: Any, passed: float) -> None:
+    index, _, outcome = found[-1]
     if outcome.kind == "failed":
         print(f"{flags.seed}:{index} failed: {outcome.reason}", flush=True)
     if len(found) % 20 == 0:
@@ -116,7 +127,7 @@ def _progress(
 
 
 def _table(found: list[Found]) -> None:
-    """How many cases had what, and what became of them."""
+    """Prints how many cases had what, and what became of them."""
     rows: dict[str, Any] = collections.defaultdict(collections.Counter)
     reasons: Any = collections.Counter()
     for _, case, outcome in found:

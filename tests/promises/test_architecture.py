@@ -305,12 +305,6 @@ def test_module_says_what_it_is_for(module):
     assert text and text.splitlines()[0].endswith(".")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_names_no_store_of_odds_and_ends(module):
-    name = module.split("/")[-1]
-    assert name not in {"common", "helpers", "misc", "util", "utils"}
-
-
 def names_of_the_model():
     """By module, of the parts of `GPipe`: what they define, and refer to."""
     defined = collections.defaultdict(set)

@@ -80,15 +80,6 @@ def test_early_stopping_restores_the_best_weights():
     assert_same(weights(model), seen[int(np.argmin(losses))])
 
 
-def test_progress_bar_shows_every_batch(capsys):
-    model = compiled(pipeline(), metrics=["mae"])
-    fit(model, *data(), verbose=1, epochs=1)
-    shown = capsys.readouterr().out
-    assert "4/4" in shown
-    assert "loss:" in shown
-    assert "mae:" in shown
-
-
 def test_terminate_on_nan_stops_at_the_batch():
     model = compiled(pipeline())
     x, y = data()

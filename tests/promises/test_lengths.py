@@ -1,8 +1,5 @@
 """Mini-batches of many lengths: what is traced, compiled, and kept."""
 
-import pathlib
-import resource
-
 import keras
 import numpy as np
 import pytest
@@ -65,18 +62,3 @@ def test_xla_says_what_to_pad():
     data = (batch(length) for length in (3, 4))
     with pytest.warns(UserWarning, match="axis 1 may differ.*Pad it"):
         model.fit(data, steps_per_epoch=2, shuffle=False, verbose=0)
-
-
-def resident_mib():
-    pages = int(pathlib.Path("/proc/self/statm").read_text("utf-8").split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
-@pytest.mark.slow
-def test_memory_is_flat_over_many_lengths():
-    model = pipeline()
-    by_batches(model)
-    before = resident_mib()
-    for _ in range(40):
-        by_batches(model)
-    assert resident_mib() < before + 30

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from crossing import sent_tensors, short
-from graphs import called, operations, step_graph, tasks
+from graphs import called, step_graph, tasks
 from keras import layers as kl
 from kinds import KINDS
 from matrix import OPTIMIZERS, REMAT, SCHEDULES, WHOLE, largest_difference
 from quick import quick
 from replicated import replicas, small
-from sharing_layers import Counter
-from table import Case, assert_same, noisy
+from table import Case, assert_same
 from tiny import (
     assert_close,
     compiled,
@@ -93,31 +92,6 @@ def test_replicas_are_one_pipeline_of_all_micro_batches():
     assert_same(case, one, 1e-10)
 
 
-class Recorder(kl.Layer):
-    """Keeps the dropout masks of the last step, row by row."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dropout = kl.Dropout(0.5, seed=3)
-
-    def call(self, x, training=False):
-        return self.dropout(keras.ops.ones_like(x), training=training) * x
-
-
-def test_replicas_draw_different_masks():
-    model = replicas([keras.Input((64,)), Recorder(), kl.Identity()], 2, 2)
-    x = tf.ones([2, 64])
-
-    @tf.function(autograph=False)
-    def step():
-        run = model.pipeline_for(x, (None, None), None, None, training=True)
-        run.forward()
-        return run.results.joined_outputs()
-
-    first, second = step().numpy()
-    assert (first == 0).any() and (first != second).any()
-
-
 @pytest.mark.usefixtures("float64")
 def test_batches_of_a_known_size_that_replicas_do_not_divide():
     x, y = np.split(np.random.default_rng(3).random((14, 7)), [5], axis=1)
@@ -137,15 +111,6 @@ def test_batches_of_a_known_size_that_replicas_do_not_divide():
         run(lambda layers: replicas(layers, 2, 2, 2)), run(keras.Sequential)
     )
     assert worst < 1e-10
-
-
-def test_statistics_of_idle_replicas_are_no_business_of_others():
-    """One row, three replicas, with a batch whose size is known."""
-    model = replicas(noisy(), 3, 2)
-    model.compile("sgd", "mse")
-    logs = model.train_on_batch(np.ones((1, 5)), np.ones((1, 6)))
-    assert np.isfinite(logs).all()
-    assert all(np.isfinite(v.numpy()).all() for v in model.variables)
 
 
 # -------------------------------------------------------------------- saving
@@ -230,19 +195,6 @@ def test_interleaved_replicas_are_one_pipeline_before_and_after_saving(
     mixed.assert_goes_on(path, one)
 
 
-def test_strategys_cells_replace_those_of_a_file_with_another_schedule(
-    tmp_path,
-):
-    path = str(tmp_path / "model.keras")
-    model = mixed.replicas()
-    model.optimizer.build(model.trainable_variables)
-    model.save(path)
-    with tfgpipe.PipelineStrategy(2, 2).scope():
-        same = tfgpipe.load_model(path)
-        other = tfgpipe.load_model(path, schedule="gpipe")
-    assert (same.num_partitions, other.num_partitions) == (4, 2)
-
-
 # ------------------------------------------------------- devices and their work
 def send_counts(sent, shape):
     return collections.Counter(entry[:2] for entry in sent if entry[2] == shape)
@@ -297,19 +249,6 @@ def test_variables_and_slots_have_one_owner_in_their_column():
         assert found == set(map(short, cell.devices))
 
 
-def test_owners_have_about_as_many_bytes():
-    model = replicas([kl.Dense(8) for _ in range(12)], 3, 2)
-    model.compile("adam", "mse")
-    model.train_on_batch(np.ones((6, 8)), np.ones((6, 8)))
-    held = collections.Counter()
-    for v in [*model.variables, *model.optimizer.variables]:
-        held[short(v.value.device)] += v.numpy().nbytes
-    # 6 layers of 72 floats with 2 slots each, for 3 devices
-    assert len(held) == 6
-    for num_bytes in held.values():
-        assert 1700 <= num_bytes <= 1800
-
-
 def ancestors(op):
     """All operations that must run before one."""
     found, waiting = set(), [op]
@@ -351,22 +290,6 @@ def test_gradients_are_added_up_while_other_cells_still_work():
                 assert num_waited == 4
             else:
                 assert num_waited > 4
-
-
-def counting():
-    return [kl.Dense(4), Counter(name="counter"), kl.Dense(2)]
-
-
-@pytest.mark.parametrize(
-    ("layers", "width"), [(counting, 5), (random_layers, 4)]
-)
-def test_nothing_is_added_up_as_it_comes_in(layers, width):
-    """As AddN adds three tensors and more: state, metrics, loss, gradients."""
-    model = replicas(layers(), 4, 2, m=2)
-    model.compile("sgd", "mse", metrics=["mae"])
-    x, y = np.ones((8, width), "f4"), np.ones((8, 2), "f4")
-    for op in operations(step_graph(model, x, y)):
-        assert op.type != "AddN" or len(op.inputs) < 3
 
 
 def test_replicas_share_their_traces():

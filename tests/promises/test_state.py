@@ -111,30 +111,6 @@ def test_batch_norm_follows_the_papers_rule(k, m, remat):
             np.testing.assert_allclose(b.numpy(), a.numpy(), 1e-10, 1e-13)
 
 
-def test_moments_of_masked_rows_weigh_by_unmasked_positions():
-    rng = np.random.default_rng(0)
-    ids = np.where(np.arange(6) < rng.integers(1, 7, (8, 1)), 1, 0)
-    ids = ids * rng.integers(1, 9, (8, 6))
-
-    def layers():
-        keras.utils.set_random_seed(4)
-        return [
-            kl.Embedding(9, 3, mask_zero=True),
-            kl.BatchNormalization(momentum=0.0),
-        ]
-
-    model = tfgpipe.GPipe(layers(), 2, 3)
-    model.compile("sgd", "mse")
-    model.train_on_batch(ids, np.zeros((8, 6, 3)))
-    table = layers()[0]
-    table.build(None)
-    rows = table.embeddings.numpy()[ids[ids > 0]]
-    norm = model.sequence[1]
-    # Keras divides masked sums by the count plus 1e-7.
-    np.testing.assert_allclose(norm.moving_mean, rows.mean(0), 1e-7, 1e-9)
-    np.testing.assert_allclose(norm.moving_variance, rows.var(0), 1e-7)
-
-
 def plain_and_pipelines(made, x, y, points, **kwargs):
     """Variables after two epochs of SGD with momentum: Keras's, and others."""
     for k, m in [(0, 1), *points]:
@@ -148,72 +124,11 @@ def plain_and_pipelines(made, x, y, points, **kwargs):
 
 
 # -------------------------------------------------------------------- dropout
-def noisy():
-    keras.utils.set_random_seed(3)
-    shared = kl.Dropout(0.4)
-    return [
-        kl.Dense(8, activation="tanh"),
-        shared,
-        kl.Dense(8, activation="tanh"),
-        kl.GaussianNoise(0.1),
-        shared,
-        keras.Sequential([kl.Dense(8, activation="tanh"), kl.Dropout(0.2)]),
-        shared,
-        kl.Dense(2),
-    ]
 
 
 def rows(count):
     rng = np.random.default_rng(1)
     return rng.standard_normal((count, 5)), rng.standard_normal((count, 2))
-
-
-def test_micro_batches_draw_different_masks():
-    model = tfgpipe.GPipe([kl.BatchNormalization(), kl.Dropout(0.5)], 2, 4)
-    masks = []
-
-    def noted(values):
-        masks.append(values.numpy() != 0)
-        return values
-
-    def loss(y, y_pred):
-        return tf.reduce_sum(tf.py_function(noted, [y_pred], y_pred.dtype))
-
-    model.compile("sgd", loss)
-    x = np.random.default_rng(0).standard_normal((8, 50))
-    model.train_on_batch(x, x)
-    masks.clear()
-    model.train_on_batch(x, x)
-    (mask,) = masks
-    assert len({rows.tobytes() for rows in mask.reshape(4, 100)}) == 4
-
-
-def test_gradient_belongs_to_the_masks_of_the_forward_pass():
-    """Against finite differences of the loss, with the same seeds.
-
-    Some micro-batches are computed again, and the last is not.
-    """
-    x, y = rows(8)
-    model = tfgpipe.GPipe(noisy(), 3, 3, remat="except_last")
-    model.compile(keras.optimizers.SGD(1.0), "mse")
-    model.build((None, 5))
-    start = [v.numpy() for v in model.variables]
-
-    def loss(change):
-        for variable, value in zip(model.variables, start):
-            variable.assign(value)
-        kernel.assign(kernel + change)
-        model.reset_metrics()  # older versions of Keras go on averaging
-        return float(model.train_on_batch(x, y))
-
-    for layer in (model.sequence[0], model.sequence[2], model.sequence[-1]):
-        kernel = layer.kernel
-        loss(0.0)
-        before = next(s for v, s in zip(model.variables, start) if v is kernel)
-        gradient = before - kernel.numpy()
-        direction = np.random.default_rng(0).standard_normal(before.shape)
-        numeric = (loss(1e-5 * direction) - loss(-1e-5 * direction)) / 2e-5
-        assert numeric == pytest.approx((gradient * direction).sum(), rel=1e-6)
 
 
 # ----------------------------------------------------------------- the others
@@ -270,18 +185,6 @@ def test_assignment_to_an_untracked_variable_is_that_of_keras(layer):
         assert [float(own.box()) for own in boxed] == [6.0] * 4
     if layer is Hidden:
         assert {int(own.box().state.value[1]) for own in boxed} == {6}
-
-
-def test_micro_batches_draw_apart_from_a_generator_that_is_not_tracked():
-    class Noted(Hidden):
-        def call(self, x):
-            noise = super().call(keras.ops.zeros_like(x))
-            return keras.ops.concatenate([x, noise], 1)
-
-    x = np.zeros((6, 4))
-    model = tfgpipe.GPipe([keras.Input((4,)), Noted()], 1, 3)
-    noise = model.predict(x, batch_size=6, verbose=0)[:, 4:]
-    assert len({row.tobytes() for row in noise}) == 6
 
 
 def test_micro_batches_that_would_draw_the_same_are_refused():
