@@ -6,13 +6,12 @@ float and a text are none. Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import operator
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 
@@ -76,38 +75,6 @@ def checked_shape(
             "'interleaved' for any number of cells a device."
         )
     return counts
-
-
-def check_names(
-    arguments: Mapping[str, object],
-    known: Iterable[str],
-    meant: Mapping[str, str],
-) -> None:
-    """Refuses arguments that there are not, and names the one that is meant.
-
-    Args:
-        arguments: By name.
-        known: Names of all that there are.
-        meant: What some are called elsewhere, with the name that they have.
-
-    Raises:
-        TypeError: With the first one that there is not.
-
-    Example:
-
-    >>> check_names({"keep": 3}, ["keep", "every"], {"period": "every"})
-    """
-    known = list(known)
-    for name, value in arguments.items():
-        if name in known:
-            continue
-        close = difflib.get_close_matches(name, known, 1)
-        other = meant.get(name) or (close[0] if close else None)
-        cure = f"Pass `{other}` instead." if other else "Leave it out."
-        raise TypeError(
-            f"`{name}` must be one of the arguments that there are: {known}. "
-            f"Received: {name}={value!r}. {cure}"
-        )
 
 
 def checked_choice(name: str, value: object, choices: Iterable[str]) -> str:

@@ -1,22 +1,34 @@
-"""The data of a mini-batch: checked, and made as layers take it.
+"""The data of a mini-batch: checked, made as layers take it, split and joined.
 
 As in `keras.Sequential`, a `keras.Input` names the dtype to which all data is
 cast. Without one, the layers are built for the first data: its dtype stays, but
 integers where floats are expected become such. A last axis of size 1 may be
 missing, or too many.
+
+Micro-batch m of a mini-batch of N rows holds the rows from `N * m // M` to
+`N * (m + 1) // M`: sizes differ by one at most, no row is dropped, repeated or
+padded.
+
+Where N is known only at run time it may be smaller than M, and some
+micro-batches are empty then. Kernels that abort on tensors of zero rows exist
+(oneDNN's max-pooling gradient), so an empty micro-batch computes one real row,
+and counts for nothing: its size, fraction and outputs are empty.
+
+Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
+from tfgpipe.devices import names
 from tfgpipe.internals import Nest
 
 # Where examples are merged, as graphs are, rows are not examples.
@@ -82,33 +94,23 @@ def is_dense(leaf: Any) -> bool:
 def check_dense(nest: Nest, name: str) -> None:
     """Refuses data, or specs of data, that are sparse or ragged.
 
-    Args:
-        nest: The data; None leaves are skipped.
-        name: Its name in an error.
-
     Raises:
-        ValueError: If a leaf is sparse or ragged.
+        ValueError: If a leaf is; it calls the data by this name.
     """
     for leaf in tree.flatten(nest):
         if is_dense(leaf):
             continue
         kind = type(leaf).__name__.removesuffix("Spec")
         cure = (
-            "Make it dense: `tf.sparse.to_dense(tensor)`, or "
-            "`matrix.toarray()` of SciPy's; or, where all rows would take too "
-            "much memory, each mini-batch: `tf.data.Dataset"
-            ".from_tensor_slices((x, y)).batch(32).map(lambda x, y: "
-            "(tf.sparse.to_dense(x), y))`, with `x` a `tf.SparseTensor`."
+            "Make it, or each mini-batch by `dataset.map`, dense: "
+            "`tf.sparse.to_dense(tensor)`; `matrix.toarray()` of SciPy's"
         )
         if kind == "RaggedTensor":
-            cure = (
-                "Pad it: `tensor.to_tensor()`, or each mini-batch of a dataset "
-                "by `dataset.map(lambda x, y: (x.to_tensor(), y))`."
-            )
+            cure = "Pad it, or each mini-batch, by `tensor.to_tensor()`"
         raise ValueError(
             f"`{name}` must hold dense tensors of shape (batch, ...), whose "
             f"rows fall into micro-batches. Received: a {kind} of shape "
-            f"{tuple(leaf.shape)}. {cure}"
+            f"{tuple(leaf.shape)}. {cure}."
         )
 
 
@@ -209,23 +211,9 @@ def as_tensors(x: Nest, y: Nest) -> tuple[Any, Any]:
     Raises:
         ValueError: If there are none, or they are something else.
     """
-
-    def described(value: Any) -> str:
-        shape = getattr(value, "shape", None)
-        kind = type(value).__name__
-        return kind if shape is None else f"{kind} of shape {tuple(shape)}"
-
-    received = f"Received: x={described(x)}, y={described(y)}"
-    try:
-        x, y = tree.map_structure(
-            lambda t: None if t is None else tf.convert_to_tensor(t), (x, y)
-        )
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "`x` and `y` must be arrays or tensors, or nests of them. "
-            f"{received}, and this {type(error).__name__}: {error}. Take a "
-            "batch out of a dataset: `x, y = next(iter(dataset))`."
-        ) from error
+    x, y = tree.map_structure(
+        lambda t: None if t is None else tf.convert_to_tensor(t), (x, y)
+    )
     check_there(x)
     return x, y
 
@@ -300,10 +288,17 @@ def check_shapes(x: Nest, specs: Nest, is_exact: bool) -> None:
     Raises:
         ValueError: If a tensor is of another rank, or of other sizes.
     """
-    if is_exact or not tree.is_nested(specs):
-        for spec, tensor in unlike(x, specs):
-            if is_exact or len(tensor.shape) != len(spec.shape):
-                raise ValueError(_shape_problem(spec, tensor, specs))
+    for spec, tensor in unlike(x, specs):
+        is_other_rank = len(tensor.shape) != len(spec.shape)
+        if is_exact or (is_other_rank and not tree.is_nested(specs)):
+            of = (
+                f" for the input '{spec.name}'" if tree.is_nested(specs) else ""
+            )
+            raise ValueError(
+                "`x` must have the shape that the model was built for. "
+                f"Expected: {tuple(spec.shape)}{of}. Received: "
+                f"{tuple(tensor.shape)}."
+            )
 
 
 def unlike(x: Nest, specs: Nest) -> list[tuple[keras.KerasTensor, tf.Tensor]]:
@@ -321,34 +316,6 @@ def unlike(x: Nest, specs: Nest) -> list[tuple[keras.KerasTensor, tf.Tensor]]:
     ]
 
 
-def _shape_problem(
-    spec: keras.KerasTensor, tensor: tf.Tensor, specs: Nest
-) -> str:
-    of = f" for the input '{spec.name}'" if tree.is_nested(specs) else ""
-    return (
-        "`x` must have the shape that the model was built for. Expected: "
-        f"{tuple(spec.shape)}{of}. Received: {tuple(tensor.shape)}."
-    )
-
-
-@contextlib.contextmanager
-def explaining_sizes(x: Nest, specs: Nest) -> Iterator[None]:
-    """Inside, errors say how inputs differ from what the layers were built for.
-
-    Raises:
-        ValueError: Instead of what a layer raises, if a size differs.
-    """
-    try:
-        yield
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
-        pairs = unlike(x, specs)
-        if not pairs:
-            raise
-        words = [_shape_problem(*pairs[0], specs), str(error)]
-        words += getattr(error, "__notes__", [])
-        raise ValueError("\n".join(words)) from error
-
-
 def warn_of_unknown_sizes(x: Nest, specs: Nest) -> None:
     """Warns that XLA compiles anew for each size of an axis."""
     for tensor, spec in zip(tree.flatten(x), tree.flatten(specs)):
@@ -359,12 +326,166 @@ def warn_of_unknown_sizes(x: Nest, specs: Nest) -> None:
             warnings.warn(
                 "XLA compiles every cell anew for each size that an axis of "
                 "the inputs has, which takes seconds, and memory until the "
-                f"process ends. Received: inputs of shape {tuple(shape)}, "
-                f"whose axis {[*shape].index(None, 1)} may differ from one "
-                "mini-batch to the next. Pad it to one size, or to a few, by "
+                f"process ends. Received: inputs of shape {tuple(shape)}. Pad "
+                "them to one size, or to a few, as by "
                 "`tf.data.Dataset.bucket_by_sequence_length` with "
-                "`pad_to_bucket_boundary=True` or `keras.utils.pad_sequences`; "
-                "where it is one size, say so: `tf.ensure_shape`.",
+                "`pad_to_bucket_boundary=True`; where it is one size, say so: "
+                "`tf.ensure_shape`.",
                 stacklevel=2,
             )
             return
+
+
+# ---------------------------------------------------------------- micro-batches
+class MicroBatches:
+    """The micro-batches of one mini-batch: which rows each has.
+
+    Args:
+        x: The mini-batch's inputs, a nest of tensors of shape (batch, ...).
+        num_micro_batches: M, at least 1. Where the number of rows is known
+            and smaller than M, there are only as many micro-batches as rows.
+
+    Attributes:
+        count: Micro-batches there are.
+        num_rows: Rows of the mini-batch, an int or a scalar int32 tensor.
+        uniform: Whether all have the same, known number of rows.
+    """
+
+    def __init__(self, x: Nest, num_micro_batches: int):
+        is_split = num_micro_batches > 1
+        static = batch_dimension(x, "x", is_split)
+        if static is None:
+            leaves = [t for t in tree.flatten(x) if t is not None]
+            rows = [tf.shape(t)[0] for t in leaves[: 1 if is_split else None]]
+            with tf.control_dependencies([_assert_rows(tf.add_n(rows))]):
+                self.num_rows: Any = tf.identity(rows[0])
+            self.count = num_micro_batches
+        else:
+            self.num_rows = static
+            self.count = min(num_micro_batches, static) or 1
+        self.is_static = static is not None
+        # A merged mini-batch has no row of its first leaf, but others.
+        self._all_have_rows = self.is_static or self.count == 1
+        self.uniform = static is not None and static % self.count == 0
+        self._bounds = [
+            self.num_rows * m // self.count for m in range(self.count + 1)
+        ]
+
+    def split(self, nest: Nest) -> list[Nest]:
+        """Returns the nest's rows of every micro-batch: `count` nests."""
+        return [
+            tree.map_structure(lambda t, m=m: self._rows(t, m), nest)
+            for m in range(self.count)
+        ]
+
+    def _rows(self, tensor: tf.Tensor, m: int) -> tf.Tensor:
+        if tensor is None or self.count == 1:
+            return tensor
+        low, high = self._bounds[m], self._bounds[m + 1]
+        if not self.is_static:  # an empty micro-batch gets one real row
+            low = tf.minimum(low, self.num_rows - 1)
+            high = tf.maximum(high, low + 1)
+        return tensor[low:high]
+
+    def join(self, nests: list[Nest]) -> Nest:
+        """Undoes `split`: `count` nests to one, of the mini-batch's rows."""
+        if self.count == 1:
+            return nests[0]
+
+        def concatenate(*tensors: Any) -> Any:
+            if tensors[0] is None:
+                return None
+            if not self.is_static:
+                tensors = tuple(
+                    t[: self.size(m)] for m, t in enumerate(tensors)
+                )
+            return tf.concat(tensors, 0)
+
+        return tree.map_structure(concatenate, *nests)
+
+    def check_output(self, tensor: tf.Tensor, m: int) -> None:
+        """Refuses an output that has not a row for each of micro-batch m.
+
+        Raises:
+            ValueError: If that is known. Where it is known only at run time,
+                `tf.errors.InvalidArgumentError` then.
+        """
+        message = (
+            "Outputs must have a row for each row of the inputs, if there is "
+            "more than one micro-batch. Pass num_micro_batches=1."
+        )
+        size = tensor.shape[0] if tensor.shape.rank else 0
+        if not self.is_static and size is None:
+            check_rows_later(tensor, tf.maximum(self.size(m), 1), message)
+        elif not self.is_static or size not in (None, self.size(m)):
+            raise ValueError(
+                f"{message} Received: shape {tuple(tensor.shape)} for "
+                f"{'any' if not self.is_static else self.size(m)} rows."
+            )
+
+    def size(self, m: int) -> Any:
+        """Rows of micro-batch m, an int or a scalar int32 tensor."""
+        return self._bounds[m + 1] - self._bounds[m]
+
+    def fraction(self, m: int, dtype: str) -> tf.Tensor:
+        """Share of the mini-batch's rows that micro-batch m has."""
+        if self.count == 1:
+            return tf.ones([], dtype)
+        wide = "float64" if dtype in ("float64", "complex128") else "float32"
+        rows = tf.cast(self.size(m), wide)
+        return tf.cast(rows / tf.cast(self.num_rows, wide), dtype)
+
+    def rank(self, m: int) -> Any:
+        """Returns how many micro-batches with rows come before micro-batch m.
+
+        For m = `count` it is the number of micro-batches that have rows.
+        """
+        return m if self._all_have_rows else tf.minimum(m, self._bounds[m])
+
+    def select(self, m: int, value: Nest, otherwise: Nest) -> Nest:
+        """`value` where micro-batch m has rows, else `otherwise`."""
+        if self._all_have_rows:
+            return value
+        return tf.where(self.size(m) > 0, value, otherwise)
+
+    def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
+        """Returns the spec of a tensor of all micro-batches."""
+        shape = tensor.shape
+        if not self.uniform and shape.rank:
+            shape = tf.TensorShape([None, *shape[1:]])
+        return tf.TensorSpec(shape, tensor.dtype)
+
+
+def check_rows_later(
+    tensor: tf.Tensor, num_rows: tf.Tensor, message: str
+) -> None:
+    """Refuses another number of rows of a tensor at run time."""
+    rows = tf.shape(tensor)[0]
+    # Devices that only compile have no strings.
+    with tf.device(names.host_of(rows.device)):
+        check = tf.debugging.assert_equal(rows, num_rows, message=message)
+    if check is not None:
+        internals.run_independently(check)
+
+
+def _assert_rows(num_rows: tf.Tensor) -> Any:
+    return tf.debugging.assert_positive(
+        num_rows,
+        message="A batch must have at least one row. Received: a batch with "
+        "zero rows. Drop empty batches from the data.",
+    )
+
+
+def structure_of(nest: Nest) -> Any:
+    """A nest like this one, with the position of each leaf in the flat nest.
+
+    A tensor that comes several times has the position at which it came first:
+    if a layer takes off its mask, as attentions do, none of them has one.
+    """
+    flat = tree.flatten(nest)
+    places = {id(leaf): i for i, leaf in reversed([*enumerate(flat)])}
+    leaves = [
+        places[id(leaf)] if tf.is_tensor(leaf) else i
+        for i, leaf in enumerate(flat)
+    ]
+    return tree.pack_sequence_as(nest, leaves)

@@ -40,7 +40,7 @@ import keras
 import numpy as np
 
 from tfgpipe import internals
-from tfgpipe.checks import check_names, checked_path
+from tfgpipe.checks import checked_path
 from tfgpipe.devices import assign_in_pieces
 from tfgpipe.model import GPipe
 
@@ -153,8 +153,11 @@ def load_preset(
     known = inspect.signature(GPipe.__init__).parameters
     arguments = {n: kwargs.pop(n) for n in [*kwargs] if n in known}
     for name in kwargs:  # KerasHub may take any without a word
-        if difflib.get_close_matches(name, known, 1, 0.8):
-            check_names({name: kwargs[name]}, [*known][2:-1], {})
+        if close := difflib.get_close_matches(name, known, 1, 0.8):
+            raise TypeError(
+                f"`{name}` must be an argument of `GPipe` or of a preset. "
+                f"Received: {name}={kwargs[name]!r}. Pass `{close[0]}` instead."
+            )
     read: set[int | None] = set()
     wrong: list[str] = []
 

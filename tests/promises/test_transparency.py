@@ -405,7 +405,7 @@ def test_mixed_precision_does_not_depend_on_the_schedule(policy, schedule):
     "schedule",
     [
         "written",
-        # The split does not know the schedule, which `test_micro_batches.py`
+        # The split does not know the schedule, which `test_inputs.py`
         # has for all counts.
         *(pytest.param(name, marks=pytest.mark.slow) for name in NAMED),
     ],

@@ -296,22 +296,6 @@ def test_rules_of_remat_that_are_left_out_are_the_default():
     assert model.built_for("rules").remat.rules == rules
 
 
-@pytest.mark.parametrize(
-    ("name", "cure"),
-    [
-        ("chunks", "Pass `num_micro_batches` instead."),
-        ("balance", "Pass `layers_per_cell` instead."),
-        ("num_partition", "Pass `num_partitions` instead."),
-        ("trainabel", "Pass `trainable` instead."),
-        ("momentum", "Leave it out."),
-    ],
-)
-def test_unknown_argument_is_an_error_that_names_the_one_meant(name, cure):
-    received = rf"Received: {name}=3\. {re.escape(cure)}"
-    with pytest.raises(TypeError, match=received):
-        tfgpipe.GPipe(dense(), **{name: 3})
-
-
 def test_renorm_without_micro_batches_is_fine():
     items = [keras.Input((3,)), kl.BatchNormalization(renorm=True)]
     assert tfgpipe.GPipe(items, 1, 1).built

@@ -30,7 +30,7 @@ from tfgpipe.graphs import (
     Values,
     is_continuous,
 )
-from tfgpipe.micro_batches import MicroBatches, check_rows_later
+from tfgpipe.inputs import MicroBatches, check_rows_later
 from tfgpipe.schedules import CellFacts
 
 # Shapes are asked for with this number of rows, and 1 for all other sizes that

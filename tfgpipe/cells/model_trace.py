@@ -22,8 +22,8 @@ from tfgpipe import internals
 from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import TracedModel, TraceOptions
+from tfgpipe.inputs import structure_of
 from tfgpipe.internals import Nest
-from tfgpipe.micro_batches import structure_of
 from tfgpipe.state import ModelScope, MovingStatistics, choosing_moments
 
 

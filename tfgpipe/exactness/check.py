@@ -519,7 +519,7 @@ class Places:
             for optimizer in internals.with_inner(model.optimizer):
                 for slot in internals.slots(optimizer, weight):
                     self.names[id(slot)] = self.names.get(id(weight), "")
-        self.sums = {*filter(None, [built.gradient_dtype])}
+        self.sums = {*filter(None, [built.arguments.gradient_dtype])}
 
     def name(self, variable: keras.Variable) -> str:
         """Returns a variable and its layer, in words."""

@@ -452,22 +452,15 @@ def making_variables() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restoring(
-    handles: Sequence[tf.Tensor], without: Sequence[tf.Tensor] = ()
-) -> Iterator[None]:
+def restoring(handles: Sequence[tf.Tensor]) -> Iterator[None]:
     """Afterwards, variables have the values that they had before.
 
-    Args:
-        handles: Of variables. Other tensors are left alone, and variables that
-            have no value.
-        without: Variables of Keras that are left alone, too.
+    Other tensors are left alone, and variables that have no value.
     """
-    others = {id(v.value.handle) for v in without if v._value is not None}
     before = [
         (handle, _value(handle))
         for handle in handles
         if handle.dtype == tf.resource
-        and id(handle) not in others
         and tf.raw_ops.VarIsInitializedOp(resource=handle)
     ]
     try:

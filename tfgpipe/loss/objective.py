@@ -31,10 +31,9 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.devices import names
 from tfgpipe.graphs import as_tensor, gradient_sums, is_continuous
-from tfgpipe.inputs import as_specs
+from tfgpipe.inputs import MicroBatches, as_specs
 from tfgpipe.internals import Nest
 from tfgpipe.loss.row_wise import refusals
-from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 

@@ -3,7 +3,7 @@
 `gpipe` has the class; what it does with a mini-batch is in `step`.
 """
 
-from tfgpipe.model.description import print_cells
+from tfgpipe.model.build import print_cells
 from tfgpipe.model.gpipe import GPipe
 from tfgpipe.model.nonfinite import all_finite, examine
 from tfgpipe.model.rehearsal import HOST, Rehearsal, Section

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +15,11 @@ from keras import tree
 from tfgpipe import inputs, internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
-from tfgpipe.devices import names
+from tfgpipe.devices import names, placement
 from tfgpipe.internals import Nest
-from tfgpipe.model.groups import grouped_cells, shared_out
-from tfgpipe.model.shards import tell_of_large
-from tfgpipe.schedules import Remat, Schedule
+from tfgpipe.model.groups import grouped_cells, shared_out, tell_of_large
+from tfgpipe.profiles import aligned
+from tfgpipe.schedules import Remat
 from tfgpipe.sequence import too_many_cells
 from tfgpipe.state import RandomState
 
@@ -30,37 +32,34 @@ class Built:
     about cells.
 
     Attributes:
-        source: The layers, and how they are called.
-        cells: In order; each group of steps is one, see `groups.py`, with
-            `head_parts` the head is, and each of `shards` is.
+        arguments: Those of the `GPipe`, with its layers.
+        name: The model's.
         counts: How many steps each cell of the user's has.
         costs: What each layer costs, in order.
-        compiles: Whether the cells have the groups that XLA compiles.
         input_spec: Nest of `keras.KerasTensor`s that the first layer takes.
         output_spec: Nest of those that the last one returns.
-        num_micro_batches: M, in each replica.
-        num_replicas: R.
-        schedule_of: The schedule, by the micro-batches that there are.
+        cells: In order; each group of steps is one, see `groups.py`, with
+            `head_parts` the head is, and each of `shards` is.
         remat: The rule of each of the `cells`.
-        gradient_dtype: Of sums of gradients; None for the weight's own.
+        compiles: Whether the cells have the groups that XLA compiles.
         random_state: The random seeds, each once, for files.
-        name: The model's.
     """
 
-    source: Any
-    cells: tuple[Cell, ...]
-    counts: tuple[int, ...]
-    costs: tuple[float, ...]
-    compiles: bool
+    arguments: Arguments
+    name: str
+    counts: Sequence[int]
+    costs: Sequence[float]
     input_spec: Nest
     output_spec: Nest
-    num_micro_batches: int
-    num_replicas: int
-    schedule_of: Callable[[int], Schedule]
+    cells: tuple[Cell, ...]
     remat: Remat
-    gradient_dtype: str | None
+    compiles: bool
     random_state: RandomState
-    name: str
+
+    @property
+    def source(self) -> Any:
+        """The layers, and how they are called."""
+        return self.arguments.source
 
     @functools.cached_property
     def model(self) -> keras.Model:
@@ -95,6 +94,45 @@ class Built:
         inputs.check_shapes(x, self.input_spec, is_exact)
         return x
 
+    def regrouped(self, compiles: bool) -> Built:
+        """The same cells in the groups that they have with XLA, or without."""
+        cells, remat = grouped_cells(
+            self.arguments,
+            self.counts,
+            self.costs,
+            (self.input_spec, self.output_spec),
+            compiles,
+        )
+        return dataclasses.replace(
+            self, cells=cells, remat=remat, compiles=compiles
+        )
+
+    def records(self) -> list[CellRecord]:
+        """Returns what each of the user's cells holds, in order."""
+        records, start = [], 0
+        counted: set[int] = set()
+        by_number = itertools.groupby(self.cells, lambda cell: cell.number)
+        for number, (*parts,) in by_number:
+            layers = [layer for part in parts for layer in part.sequence]
+            weights = {id(w): w for layer in layers for w in layer.weights}
+            uncounted = [w for key, w in weights.items() if key not in counted]
+            counted.update(weights)
+            stop = start + len(layers)
+            records.append(
+                CellRecord(
+                    number,
+                    tuple(layer.name for layer in layers),
+                    parts[0].device,
+                    sum(self.costs[start:stop]),
+                    sum(math.prod(w.shape) for w in uncounted),
+                    parts[0].devices,
+                    self.arguments.costs.unit,
+                    sum(map(placement.tensor_bytes, uncounted)),
+                )
+            )
+            start = stop
+        return records
+
 
 def build(
     arguments: Arguments, input_spec: Nest, name: str, compiles: bool = False
@@ -111,34 +149,30 @@ def build(
     if source.input_spec is None:
         taken = {layer.name for layer in source.layers}
         input_spec = _input_tensors(input_spec, taken)
-    m, r = arguments.num_micro_batches, arguments.num_replicas
     output_spec, estimated = source.run_on_shapes(
-        input_spec, m * r > 1, arguments.shards
+        input_spec,
+        arguments.num_micro_batches * arguments.num_replicas > 1,
+        arguments.shards,
     )
     arguments.check_supported()
     costs = arguments.costs.resolved(estimated, input_spec)
     counts = _counts(arguments, costs, input_spec)
-    cells, remat = grouped_cells(
-        arguments, counts, costs, (input_spec, output_spec), compiles
-    )
+    specs = input_spec, output_spec
+    cells, remat = grouped_cells(arguments, counts, costs, specs, compiles)
     listed = [seed for cell in cells for seed in cell.seeds]
     listed += internals.seeds_of(source.layers)  # also of its own `call`
     seeds = {id(seed): seed for seed in listed}
+    random_state = RandomState(name, lambda: [*seeds.values()])
     return Built(
-        source,
-        cells,
-        tuple(counts),
-        tuple(costs),
-        compiles,
-        input_spec,
-        output_spec,
-        m,
-        r,
-        arguments.schedule_of,
-        remat,
-        arguments.gradient_dtype,
-        RandomState(name, lambda: [*seeds.values()]),
+        arguments,
         name,
+        counts,
+        costs,
+        *specs,
+        cells,
+        remat,
+        compiles,
+        random_state,
     )
 
 
@@ -162,20 +196,6 @@ def _input_tensors(specs: Nest, taken: set[str]) -> Any:
     }
 
 
-def regrouped(arguments: Arguments, built: Built, compiles: bool) -> Built:
-    """The same cells in the groups that they have with XLA, or without it."""
-    cells, remat = grouped_cells(
-        arguments,
-        built.counts,
-        built.costs,
-        (built.input_spec, built.output_spec),
-        compiles,
-    )
-    return dataclasses.replace(
-        built, cells=cells, remat=remat, compiles=compiles
-    )
-
-
 def _counts(
     arguments: Arguments, costs: Sequence[float], input_spec: Nest
 ) -> list[int]:
@@ -191,3 +211,61 @@ def _counts(
         tell_of_large(arguments, costs, total)
     check_groups(arguments.remat_groups or 1, counts)
     return [*counts]
+
+
+@dataclasses.dataclass(frozen=True)
+class CellRecord:
+    """The contents of one cell of a `GPipe`.
+
+    Attributes:
+        index: Position in the pipeline, from 0.
+        layers: Names of the layers, in order.
+        device: Full name of the device that runs it; of the first, if there
+            are replicas.
+        cost: Sum of the layers' costs, in their unit; by default FLOPs of one
+            forward pass of one example.
+        num_params: Scalars in all variables that were created for this cell. A
+            variable that cells share counts in the first of them.
+        devices: Full names of the devices that run it, one a replica. They
+            share out the weights.
+        unit: Of the cost: "FLOPs", "s" or "bytes"; empty if the user gave it.
+        weight_bytes: Size of the variables that `num_params` counts.
+    """
+
+    index: int
+    layers: tuple[str, ...]
+    device: str
+    cost: float
+    num_params: int
+    devices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    unit: str = dataclasses.field(default="", repr=False)
+    weight_bytes: int = dataclasses.field(default=0, repr=False)
+
+
+def print_cells(
+    cells: list[CellRecord], print_fn: Callable[[str], object] | None = None
+) -> None:
+    """Prints a table of the cells: one line a layer, one more a cell.
+
+    `print_fn` is called with each line; None for `print`.
+    """
+    total = sum(cell.cost for cell in cells)
+    unit = f" ({cells[0].unit})" if cells[0].unit else ""
+    rows = [["cell", "device", "layers", "params", f"cost{unit}", "share"]]
+    local = "/job:localhost/replica:0/task:0"
+    for cell in cells:
+        share = cell.cost / total if total else 1 / len(cells)
+        devices = cell.devices or (cell.device,)
+        rows.append(
+            [
+                str(cell.index),
+                " ".join(device.removeprefix(local) for device in devices),
+                cell.layers[0],
+                f"{cell.num_params:,}",
+                f"{cell.cost:.3g}",
+                f"{share:.0%}",
+            ]
+        )
+        rows += [["", "", name, "", "", ""] for name in cell.layers[1:]]
+    for line in aligned(rows, (0, 1, 2)):
+        (print_fn or print)(line)

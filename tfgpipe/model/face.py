@@ -1,4 +1,4 @@
-"""Shows Keras the model inside of a `GPipe`, whatever it reads.
+"""What a `GPipe` is to Keras, and to who asks it: the model inside.
 
 Keras's trainer, `compile` and its files ask a model for its policy, weights,
 layers and names. A `GPipe` that was made of a model answers as that model does:
@@ -13,13 +13,19 @@ metrics of `compile`, `run_eagerly`, `jit_compile`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
+from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
+from tfgpipe.inputs import shapes, unlike
+from tfgpipe.internals import Nest
+from tfgpipe.model.build import Built, CellRecord, print_cells
+from tfgpipe.schedules import Rule, Schedule
 
 # Properties that have the model's values, and are set in the model.
 FORWARDED = (
@@ -31,14 +37,21 @@ FORWARDED = (
     "variable_dtype",
 )
 
-# Methods of a model's class that Keras calls, where there are any.
-_CALLED = ("load_assets", "save_assets")
+# What a functional model, or a model's class, may have, and Keras asks for.
+_ASKED_FOR = ("load_assets", "operations", "output_names", "save_assets")
 
 # What the saver does not look into: it finds the layers by other names.
 _HIDDEN = {"held_parts", "model", "sequence", "user_model"}
 
 # In a model's group of a file, what a subclass of `GPipe` has beside it.
 _BESIDE = "gpipe_"
+
+# Keras itself refuses other `layers`.
+_FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
+    "self",
+    "layers",
+    "replicas",
+}
 
 
 def _holds_layers(value: Any, model: keras.Model) -> bool:
@@ -76,9 +89,10 @@ class Face(internals.HoldingModel):
     `arguments` has the layers, or the model.
     """
 
-    def __init__(self, arguments: Arguments, **kwargs: object):
+    def __init__(self, arguments: Arguments, **kwargs: Any):
         super().__init__(**kwargs)
         self._arguments = arguments
+        self._built: Built | None = None
         self._layers_come_first = False
         model = self.user_model
         # All that Keras tracks of the layers, and so the order of variables.
@@ -87,6 +101,35 @@ class Face(internals.HoldingModel):
             self.autocast = model.autocast
             if not kwargs.get("trainable", True):
                 model.trainable = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to change what cells and programs were made by."""
+        cure = None
+        if name in _FIXED:
+            cure = (
+                "Make a new one of the same layers, which keep their weights: "
+                f"`tfgpipe.GPipe(layers, {name}={value!r}, ...)`"
+            )
+        elif name in ("activity_regularizer", "call") and value is not None:
+            cure = (
+                "A pipeline calls its layers, and not the model. Put what it "
+                "does into a layer of the list"
+            )
+        elif name == "jit_compile":  # Keras skips values that are as before
+            object.__setattr__(self, name, value)
+            return
+        elif (
+            name not in vars(self)
+            and not hasattr(type(self), name)
+            and self._held(name) is not None
+        ):
+            cure = f"The model inside has it: set `model.model.{name}`"
+        if cure is not None:
+            raise AttributeError(
+                f"`{name}` of a `GPipe` must stay as it was made. Received: "
+                f"model.{name} = {value!r}. {cure}."
+            )
+        super().__setattr__(name, value)
 
     @property
     def _source(self) -> Any:
@@ -115,7 +158,7 @@ class Face(internals.HoldingModel):
         if name.startswith(internals.OF_TRACKING):
             return None
         model = self.user_model
-        if name in _CALLED:
+        if name in _ASKED_FOR:
             return getattr(model, name, None)
         try:
             value = getattr(model, name)
@@ -130,32 +173,6 @@ class Face(internals.HoldingModel):
             value = self._held(name)
             # A property that has no value has an error that says why.
             return super().__getattribute__(name) if value is None else value
-
-    def _functional(self, what: str) -> keras.Model:
-        """The functional model that it was made of, which has something.
-
-        Raises:
-            AttributeError: If it was made of a list of layers. Keras asks by
-                `hasattr`.
-        """
-        model = self._source.model
-        if model is None:
-            raise AttributeError(
-                f"A `GPipe` of a functional model has `{what}`. Received: "
-                f"'{self.name}', which was made of a list of layers. See "
-                "`model.layers`."
-            )
-        return model
-
-    @property
-    def operations(self) -> list[Any]:
-        """The operations of the `model`, layers among them."""
-        return self._functional("operations").operations
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the `model`'s outputs, for losses and labels."""
-        return self._functional("output_names").output_names
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -184,20 +201,212 @@ class Face(internals.HoldingModel):
             return super().get_quantization_layer_structure(mode)
         return model.get_quantization_layer_structure(mode)
 
+    # ------------------------------------------------------------ the arguments
+    @property
+    def num_partitions(self) -> int:
+        """K, the number of cells."""
+        return self._arguments.num_partitions
+
+    @property
+    def num_micro_batches(self) -> int:
+        """M, the number of micro-batches of a mini-batch, in each replica."""
+        return self._arguments.num_micro_batches
+
+    @property
+    def num_replicas(self) -> int:
+        """R, the number of pipelines, see `PipelineStrategy`."""
+        return self._arguments.num_replicas
+
+    @property
+    def devices(self) -> list[str]:
+        """Full names, replica after replica, as events number them."""
+        return [*self._arguments.devices]
+
+    @property
+    def schedule(self) -> str | Schedule:
+        """The order of the tasks on each device: a name, or tasks."""
+        return self._arguments.schedule
+
+    @property
+    def remat(self) -> Rule | Mapping[int, Rule]:
+        """Which micro-batches are computed again, of all cells or by cell."""
+        return self._arguments.remat
+
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Returns whether mini-batches that are not finite change nothing."""
+        return self._arguments.skip_nonfinite
+
+    @property
+    def skip_outliers(self) -> float | None:
+        """How far outliers are, which change nothing; None if none are."""
+        return self._arguments.skip_outliers
+
+    # ------------------------------------------------------- inputs and outputs
+    @property
+    def inputs(self) -> list[keras.KerasTensor]:
+        """Symbolic inputs, once the model is built."""
+        flat = tree.flatten(self._known("inputs").input_spec)
+        return [tensor for tensor in flat if tensor is not None]
+
+    @property
+    def outputs(self) -> list[keras.KerasTensor]:
+        """Symbolic outputs, once the model is built."""
+        return tree.flatten(self.output)
+
+    @property
+    def input(self) -> Any:
+        """Nest of the `inputs`, as the first layer or the `model` has it."""
+        spec = self._known("input").input_spec
+        has_all = all(tensor is not None for tensor in tree.flatten(spec))
+        # Called on it, a layer of a list has its `output`, too.
+        return self.model.input if has_all else spec
+
+    @property
+    def output(self) -> Any:
+        """Nest of the `outputs`, as the last layer or the `model` has it."""
+        return self._known("output").model.output
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the `inputs`, by which a dict of data is understood."""
+        return [tensor.name for tensor in self.inputs]
+
+    @property
+    def input_shape(self) -> Any:
+        """Nest of shapes (batch, ...), once the model is built."""
+        return shapes(self._known("input_shape").input_spec)
+
+    @property
+    def output_shape(self) -> Any:
+        """Nest of shapes (batch, ...), once the model is built."""
+        return shapes(self._known("output_shape").output_spec)
+
+    @property
+    def model(self) -> keras.Model:
+        """A plain model of Keras with these layers, and so their weights.
+
+        The model that it was made of; of a list of layers, or a
+        `keras.Sequential` that is not built, one that begins at its `input` and
+        ends at its `output`, once it is built. `model.save` writes a file that
+        plain Keras loads.
+        """
+        model = self.user_model
+        if isinstance(model, keras.Sequential) and not model.built:
+            model = None
+        return self._known("model").model if model is None else model
+
+    def _known(self, name: str) -> Built:
+        # Keras, and users, ask by `hasattr`: no other error will do.
+        return self.built_for(name, AttributeError)
+
+    def built_for(
+        self, what: str, error: type[Exception] = ValueError
+    ) -> Built:
+        """Returns what `build` has found; `what` needs it, for the error.
+
+        Raises:
+            ValueError: If the model is not built; or another `error`.
+        """
+        if self._built is None:
+            raise error(
+                f"`{what}` needs a model that is built. Received: "
+                f"'{self.name}', which has seen no data. Call "
+                "`model.build(input_shape)` first, or let the list of layers "
+                "begin with `keras.Input(shape)`."
+            )
+        return self._built
+
+    @property
+    def input_dtype(self) -> str:
+        """To which `model(x)` casts floats, as the plain model does."""
+        if self._source.model is not None:  # has inputs of several dtypes
+            return self._source.model.input_dtype
+        if self._source.input_spec is not None:
+            return self._source.input_spec.dtype
+        return self.sequence[0].compute_dtype
+
+    def specs_of_shapes(self, input_shape: Any) -> Any:
+        """Returns specs of inputs of such shapes, in `input_dtype`."""
+        dtype = self.input_dtype
+        return tree.map_shape_structure(
+            lambda shape: keras.KerasTensor(shape, dtype), input_shape
+        )
+
+    def compute_output_spec(
+        self, inputs: Nest, training: bool | None = None
+    ) -> Any:
+        """Shapes and dtypes of outputs, see `keras.Layer`; nothing is run."""
+        if self._source.model is not None:
+            return self._source.model.compute_output_spec(inputs)
+        for layer in self.sequence:
+            inputs = layer.compute_output_spec(inputs)
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Shapes of outputs for shapes of inputs, built or not."""
+        return shapes(
+            self.compute_output_spec(self.specs_of_shapes(input_shape))
+        )
+
+    def check_input_shape(self, input_shape: Any) -> None:
+        """Refuses to be built again for other inputs.
+
+        Raises:
+            ValueError: If a size other than the batch's differs.
+        """
+        specs = tree.flatten(self.specs_of_shapes(input_shape))
+        if len(specs) != len(self.inputs) or unlike(specs, self.inputs):
+            raise ValueError(
+                "`input_shape` must be that for which the model was built. "
+                f"Expected: {self.input_shape}. Received: "
+                f"input_shape={input_shape}. Make a new `GPipe` of new layers."
+            )
+
+    def cells(self) -> list[CellRecord]:
+        """Returns what each cell holds, in order. The model must be built."""
+        return self.built_for("cells()").records()
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints Keras's summary, and the cell of each layer.
+
+        Takes the arguments of `keras.Model.summary`. Of a functional model it
+        is the model's own, with its operations and what they are connected to.
+        """
+        model = self._source.model
+        if model is None:
+            super().summary(*args, **kwargs)
+        else:
+            with _summary.by(self._summary_of):
+                model.summary(*args, **kwargs)
+        if self._built is not None:
+            print_cells(self.cells(), kwargs.get("print_fn"))
+
+    def _summary_of(
+        self, model: keras.Model, *args: Any, **kwargs: Any
+    ) -> None:
+        """Keras's summary, by this name and with this optimizer."""
+        if model is self._source.model:
+            model = internals.Shown(
+                model,
+                name=self.name,
+                compiled=self.compiled,
+                optimizer=getattr(self, "optimizer", None),
+            )
+        _summary.original(model, *args, **kwargs)
+
     # ---------------------------------------------------------------- files
     def save_own_variables(self, store: Any) -> None:
         """Writes what no layer has: what the model makes itself, as it does."""
         self._layers_come_first = False
-        model, beside = self.user_model, dict[str, Any]()
+        values, beside = dict[str, Any](), dict[str, Any]()
         super().save_own_variables(beside)
-        if model is None:
-            _put(store, beside)
-            return
-        values: dict[str, Any] = {}
-        model.save_own_variables(values)
-        _put(store, values)
+        if self.user_model is not None:
+            self.user_model.save_own_variables(values)
         prefix = _BESIDE if values else ""
-        _put(store, {f"{prefix}{name}": v for name, v in beside.items()})
+        values |= {f"{prefix}{name}": value for name, value in beside.items()}
+        for name, value in values.items():
+            store[name] = value
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` wrote, or that of the plain model.
@@ -221,18 +430,15 @@ class Face(internals.HoldingModel):
             expected: dict[str, Any] = {}
             model.save_own_variables(expected)
             prefix = _BESIDE if expected else ""
-            names_beside = [name for name in names if name.startswith(prefix)]
+            beside = [name for name in names if name.startswith(prefix)]
             super().load_own_variables(
-                {
-                    name.removeprefix(prefix): store[name]
-                    for name in names_beside
-                }
+                {name.removeprefix(prefix): store[name] for name in beside}
             )
-            store = {n: store[n] for n in names if n not in names_beside}
-        if names or not internals.direct_variables(model):
+            store = {n: store[n] for n in names if n not in beside}
+        lost = [v.name for v in internals.direct_variables(model)]
+        if names or not lost:
             model.load_own_variables(store)
             return
-        lost = [v.name for v in internals.direct_variables(model)]
         failures.warn(
             "A file must have the weights that a model makes itself by "
             "`add_weight`, which files of earlier versions do not have. "
@@ -259,11 +465,8 @@ class Face(internals.HoldingModel):
                 yield name, part
 
 
-def _put(store: Any, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        store[name] = value
-
-
 for _name in FORWARDED:
     setattr(Face, _name, _forwarded(_name))
+_summary = internals.Replaceable(keras.Model, "summary")
 internals.save_by(Face, Face.parts_in_files)
+internals.draw_as(Face, lambda model: model.model if model.built else model)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.arguments import Arguments
-from tfgpipe.checks import check_names, checked_counts, checked_path
+from tfgpipe.checks import checked_counts, checked_path
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.internals import Nest
 from tfgpipe.model.gradients import OwnSteps
@@ -34,28 +34,6 @@ from tfgpipe.model.saving import Saving
 from tfgpipe.profiles import Profile
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import is_task, prepares_data
-
-# What other libraries call what `GPipe` has an argument for.
-_ELSEWHERE = {
-    "balance": "layers_per_cell",
-    "checkpoint": "remat",
-    "chunks": "num_micro_batches",
-    "micro_batches": "num_micro_batches",
-    "n_microbatches": "num_micro_batches",
-    "num_stages": "num_partitions",
-    "recompute": "remat",
-}
-
-
-def _argument_names() -> list[str]:
-    """The names of `GPipe`'s arguments, and of those that any layer has."""
-    names = [
-        name
-        for cls in (GPipe, keras.layers.Layer)
-        for name, one in inspect.signature(cls.__init__).parameters.items()
-        if name != "self" and one.kind is not one.VAR_KEYWORD
-    ]
-    return [*dict.fromkeys(names), "input_shape", "input_dim"]
 
 
 def _by_task(name: str, does: Callable[[Any], bool]) -> Callable:
@@ -237,7 +215,6 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         name: str | None = None,
         **kwargs: Any,
     ):
-        check_names(kwargs, _argument_names(), _ELSEWHERE)
         strategy = strategy_lib.current()
         arguments = Arguments(
             layers,

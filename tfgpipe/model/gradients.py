@@ -16,6 +16,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.graphs import is_continuous
 from tfgpipe.internals import Nest
+from tfgpipe.model.own_step import LOSS_AND_GRADIENTS
 from tfgpipe.model.step import TrainingSteps, as_graph
 
 
@@ -104,7 +105,7 @@ class OwnSteps(TrainingSteps):
         >>> sorted(logs)
         ['loss', 'norm']
         """
-        self._notes.base_calls.update(["train_step", "loss_and_gradients"])
+        self._notes.base_calls.update(["train_step", LOSS_AND_GRADIENTS])
         self.compile_as_task()
         if self._notes.own_step is not None:
             self._notes.own_step.is_unscaled = True

@@ -1,22 +1,30 @@
 """Groups of a cell's steps: each has functions of its own, and is a `Cell`.
 
 A group is computed again at once. Where XLA compiles, it is a region, of which
-equal ones are compiled once; a head in parts and each shard is one, too.
+equal ones are compiled once; a head in parts is one, too, and each shard of a
+layer that several devices compute.
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
+import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfgpipe import failures
 from tfgpipe.arguments import Arguments
-from tfgpipe.cells import Cell
+from tfgpipe.cells import (
+    WITH_COLUMNS,
+    Cell,
+    computes_columns,
+    is_named,
+    num_columns,
+)
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
-from tfgpipe.model.shards import apart, check_whole, shard_cells, sharded
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat
 
@@ -25,6 +33,12 @@ from tfgpipe.schedules import Remat
 _LITTLE = 2**20
 _NUM_GROUPS = (2, 4, 8)
 _WORTH = 0.8
+
+# It is told that devices wait for a layer for more of a step than this, where a
+# step takes time: with fewer FLOPs of a row, forward, a hundred rows take as
+# long as tasks take to start, which is milliseconds.
+_WAITING = 1 / 3
+_FEW_FLOPS = 1e6
 
 
 def shared_out(arguments: Arguments, costs: Sequence[float]) -> list[float]:
@@ -92,8 +106,13 @@ def _cells(
             steps = source.steps[start : start + size]
             start += size
             is_end = start == len(costs)
-            if head_parts > 1:
-                check_whole(steps, shards, head_parts)
+            of_shards = [s for s in steps if id(s.operation) in shards]
+            if head_parts > 1 and of_shards:
+                raise ValueError(
+                    "`head_parts` must be 1 where a layer of the head has "
+                    f"`shards`. Received: head_parts={head_parts} and shards "
+                    f"of {[step.section.name for step in of_shards]}."
+                )
             for together, layer in apart(steps, shards, has_before, is_end):
                 cells = [Cell(index, together, devices, k, stores, head_parts)]
                 if layer is not None:
@@ -147,3 +166,152 @@ def _groups(
         if held * inputs + largest < _WORTH * least:
             best, least = sizes, held * inputs + largest
     return best
+
+
+# ------------------------------------------------------------- layers in shards
+def sharded(arguments: Arguments) -> dict[int, Any]:
+    """Returns what was asked of layers with shards, by their ids.
+
+    Raises:
+        ValueError: If there is no such layer, or it has not so many columns.
+    """
+    by_layer: dict[int, Any] = {}
+    for name, given in arguments.shards.items():
+        count = arguments.num_shards(given)
+        named = {
+            id(step.operation): step.operation
+            for step in arguments.source.steps
+            if is_named(step.section, name)
+        }
+        if not named:
+            have = dict.fromkeys(
+                step.section.name
+                for step in arguments.source.steps
+                if num_columns(step.operation, 2)
+            )
+            raise ValueError(
+                "`shards` must name layers that the model calls. Received: "
+                f"{name!r}. Those that have columns: {[*have]}."
+            )
+        for key, layer in named.items():
+            if num_columns(layer, count) < count:
+                raise _few_columns(layer, name, given, count)
+            if key in by_layer:
+                raise ValueError(
+                    "`shards` must name each layer once. Received: "
+                    f"{[*arguments.shards]}, of which several are layer "
+                    f"'{layer.name}'."
+                )
+            by_layer[key] = given
+    return by_layer
+
+
+def _few_columns(layer: Any, name: str, given: Any, count: int) -> ValueError:
+    cure = ""
+    if not computes_columns(layer):
+        cure = (
+            "; or say `is_column_wise = True` in a subclass that keeps "
+            "Keras's `call`, and whose columns need nothing of each other"
+        )
+    return ValueError(
+        "`shards` must be of layers that can be computed in columns: "
+        f"{WITH_COLUMNS}, without quantisation; and at most as many as "
+        f"there are columns. Received: {name!r}: {given!r}, and layer "
+        f"'{layer.name}' of class {type(layer).__name__}, which has "
+        f"{num_columns(layer, count)}. Leave it out, or ask for fewer{cure}."
+    )
+
+
+def apart(
+    steps: Sequence[Any],
+    shards: Mapping[int, Any],
+    has_before: bool,
+    is_end: bool,
+) -> Iterator[tuple[list[Any], Any]]:
+    """Consecutive steps, and each layer with shards by itself.
+
+    A cell without shards, which may have no steps, comes before each, and
+    behind the last one of a model: what shards take is handed out in the one,
+    and what they make is put together in the other. `has_before` says whether
+    there is one before the first step.
+
+    Yields:
+        Steps, and the layer if it has shards.
+    """
+    together: list[Any] = []
+    for step in steps:
+        if id(step.operation) not in shards:
+            together.append(step)
+            continue
+        if together or not has_before:
+            yield together, None
+        yield [step], step.operation
+        together, has_before = [], False
+    if together or (is_end and not has_before):
+        yield together, None
+
+
+def shard_cells(arguments: Arguments, given: Any, whole: Cell) -> list[Cell]:
+    """The cells that compute a layer instead of one.
+
+    Args:
+        arguments: The arguments of the `GPipe`.
+        given: What its `shards` say of the layer.
+        whole: What would compute it alone, with the first index of these.
+    """
+    places = arguments.shard_devices(given, whole.number)
+    stores = arguments.stores_of(whole.devices, of_shards=True)
+    beside = range(whole.index, whole.index + len(places))
+    return [
+        Cell(
+            index,
+            [] if i else whole.steps,
+            place,
+            whole.number,
+            stores,
+            shards=beside,
+            callers=whole.devices,
+        )
+        for i, (index, place) in enumerate(zip(beside, places))
+    ]
+
+
+def tell_of_large(
+    arguments: Arguments, costs: Sequence[float], total: float
+) -> None:
+    """Warns of a layer for which devices wait, however the model is cut.
+
+    `costs` are for one shard of each layer, `total` for all shards.
+    """
+    source = arguments.source
+    num_devices = len({*arguments.grid[0]})
+    cost, step = max(zip(costs, source.steps), key=lambda pair: pair[0])
+    share = cost / (total or 1.0)
+    waiting = 1 - 1 / max(1.0, share * num_devices)
+    if waiting <= _WAITING or sum(source.flops) < _FEW_FLOPS:
+        return
+    # So many devices do not wait so long.
+    fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
+    replicas = num_devices // fewer
+    count = min(num_devices, num_columns(step.operation, num_devices))
+    if (
+        count > 1
+        and arguments.head_parts == 1
+        and not names.only_compiles(arguments.devices)
+        and id(step.operation) not in sharded(arguments)
+    ):
+        shards = {**arguments.shards, step.section.name: count}
+        cure = f"pass shards={shards}"
+    else:
+        cure = f"pass num_partitions={fewer}"
+        if arguments.num_replicas == 1 and replicas > 1:
+            cure += (
+                ", or make it in the scope of "
+                f"`tfgpipe.PipelineStrategy({replicas}, {fewer})`, which "
+                "shares out rows"
+            )
+    failures.warn(
+        f"With num_partitions={arguments.num_partitions}, devices wait for "
+        f"layer '{step.layer.name}' for {waiting:.0%} of a step, as it has "
+        f"{share:.0%} of the cost of all layers: {cure}."
+    )

@@ -1,13 +1,11 @@
 """Prepares steps, as Keras calls for; subclasses may extend that.
 
 Before a step is traced, variables and what it runs have to be there, and are
-checked.
-
-Some methods may be extended, and not replaced. Keras's own examples of a
-`train_step` differentiate by a `tf.GradientTape` what `self(x)` returns. In a
-`GPipe` that would run layer after layer, without cells and micro-batches, and
-nobody would know. So whether a subclass's method calls its base's is
-observed where it runs: while a step is traced.
+checked; and it is known which cells XLA compiles: all of a model, or none.
+Keras compiles its step where a device is an accelerator and all layers support
+it. A `GPipe` does the same with its cells, by default. XLA draws other random
+numbers from a seed than TensorFlow does: if only some cells were compiled, bits
+would follow from the number of cells.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -30,13 +29,19 @@ from tfgpipe.devices import Storage, names, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
-from tfgpipe.graphs import in_turn
+from tfgpipe.graphs import NotCompilable, in_turn
 from tfgpipe.inputs import as_specs, is_dense, shapes
 from tfgpipe.internals import Nest
 from tfgpipe.model.build import build
-from tfgpipe.model.compilation import Compilation
+from tfgpipe.model.face import Face
 from tfgpipe.model.nonfinite import Skips
-from tfgpipe.model.own_step import OwnStep, in_pipeline
+from tfgpipe.model.own_step import (
+    LOSS_AND_GRADIENTS,
+    Overrides,
+    OwnStep,
+    base,
+    in_pipeline,
+)
 from tfgpipe.sequence import is_task
 from tfgpipe.state import RandomState
 from tfgpipe.trial import Trial
@@ -81,72 +86,7 @@ class _Notes:
     is_warned_of_tape: bool = False
 
 
-_OWN = "loss_and_gradients"
-
-_CURES = {
-    "train_step": (
-        "A loss of your own belongs in `compute_loss`; a step of your own gets "
-        "its gradients by `self.loss_and_gradients(x, y, sample_weight)`."
-    ),
-    "test_step": "A loss of your own belongs in `compute_loss`.",
-    "predict_step": "Then change what that returned.",
-    "make_train_function": "Then change `self.train_function`.",
-    "make_test_function": "Then change `self.test_function`.",
-    "make_predict_function": "Then change `self.predict_function`.",
-}
-
-
-def base(method: Callable) -> Callable:
-    """Marks what overriding methods must call."""
-
-    @functools.wraps(method)
-    def noted(self: Any, *args: object, **kwargs: object) -> Any:
-        self._notes.base_calls[method.__name__] += 1
-        return method(self, *args, **kwargs)
-
-    noted.is_base = True  # type: ignore[attr-defined]
-    return noted
-
-
-class Overrides:
-    """Checks that methods of subclasses call those marked with `base`."""
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        for name in _CURES:
-            method = getattr(cls, name, None)
-            bases = [vars(parent).get(name) for parent in cls.__mro__]
-            has_base = any(hasattr(m, "is_base") for m in bases)
-            is_known = hasattr(method, "is_base") or hasattr(method, "extends")
-            if has_base and not is_known:
-                setattr(cls, name, _extending(name, method))
-
-
-def _extending(name: str, method: Any) -> Callable:
-    """The method, which fails if it does not call its base's."""
-
-    @functools.wraps(method)
-    def checked(self: Any, *args: object, **kwargs: object) -> Any:
-        before = self._notes.base_calls[name]
-        if name == "train_step":
-            result = self.run_own_step(method, *args, **kwargs)
-        else:
-            result = method(self, *args, **kwargs)
-        if self._notes.base_calls[name] == before:
-            raise TypeError(
-                f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
-                "which alone uses the cells. Received: "
-                f"{method.__qualname__}, which does not: layers would run one "
-                "after the other, without micro-batches. Call "
-                f"`super().{name}(...)` in it. {_CURES[name]}"
-            )
-        return result
-
-    checked.extends = True  # type: ignore[attr-defined]
-    return checked
-
-
-class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
+class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
     """The part of `GPipe` that Keras calls before it traces a step.
 
     `strategy` is the one in whose scope it is made, or None; `has_default_m` is
@@ -169,6 +109,8 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         self._has_default_m = has_default_m
         self._trial = Trial(arguments.trial)
         self._notes = _Notes()
+        self._jit_cells: bool | str = False
+        self._is_refused_by_xla = False
 
     # ------------------------------------------------------------------ build
     def build(self, input_shape: Any) -> None:
@@ -182,10 +124,7 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             return
         spec = self._notes.input_spec
         if spec is None:
-            dtype = self.input_dtype
-            spec = tree.map_shape_structure(
-                lambda shape: keras.KerasTensor(shape, dtype), input_shape
-            )
+            spec = self.specs_of_shapes(input_shape)
         with internals.outside_functions(), internals.without_strategy():
             self._built = build(self._arguments, spec, self.name, self.compiles)
             if not internals.variables_are_deferred():
@@ -200,14 +139,88 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         finally:
             self._notes.input_spec = None
 
+    # -------------------------------------------------- what XLA compiles
+    @property
+    def jit_compile(self) -> bool:
+        """Always False, as XLA must not compile the step as a whole.
+
+        `compile(jit_compile=...)` says whether it compiles each cell: True,
+        False, or "auto", the default: where a cell is on an accelerator and
+        Keras would compile the model. On a TPU, cells are compiled in any
+        case.
+        """
+        return False
+
+    @jit_compile.setter
+    def jit_compile(self, value: Any) -> None:
+        # Not called with what it is, False, which `compile` says once more.
+        self.compile_cells(value)
+
+    def compile_cells(self, value: bool | str) -> None:
+        """Takes the `jit_compile` that the user says."""
+        self._jit_cells = value
+        self._is_refused_by_xla = False
+        if value is True and not internals.supports_jit(self):
+            self._jit_cells = False
+            warnings.warn(  # in Keras's words
+                "Model doesn't support `jit_compile=True`. "
+                "Proceeding with `jit_compile=False`.",
+                stacklevel=2,
+            )
+        self.group_for(self.compiles)
+
+    def group_for(self, compiles: bool) -> None:
+        """Gives cells the groups of layers that XLA compiles, or others."""
+        if self._built is not None and self._built.compiles != compiles:
+            self._built = self._built.regrouped(compiles)
+
+    @property
+    def compiles_by_default(self) -> bool:
+        """Returns whether nobody has said if XLA compiles the cells."""
+        return self._jit_cells == "auto"
+
+    @property
+    def compiles(self) -> bool:
+        """Returns whether XLA compiles the cells, as far as is known."""
+        if not self.compiles_by_default:
+            return bool(self._jit_cells)
+        devices = (d for row in self._arguments.grid for d in row)
+        return (
+            names.has_accelerator(devices)
+            and not self._is_refused_by_xla
+            and internals.supports_jit(self)
+        )
+
+    def compiled_if_possible(
+        self, make: Callable[[bool], Any], is_eager: bool
+    ) -> Any:
+        """Returns what a function makes that is told whether XLA compiles.
+
+        `is_eager` is whether Python runs the model first: then it does not.
+        By default, a model that XLA cannot compile is left as it is, as a whole
+        and from then on: XLA draws other random numbers from a seed, so bits
+        would follow from the cells that it compiles.
+        """
+        compiles = self.compiles and not is_eager
+        self.group_for(compiles)
+        try:
+            return make(compiles)
+        except NotCompilable as error:
+            if not self.compiles_by_default:
+                raise
+            failures.inform(
+                f"XLA compiles no cell of '{self.name}'. {error.layer}: "
+                f"{error.cause}."
+            )
+            self._is_refused_by_xla = True
+            self.group_for(False)
+            return make(False)
+
     # -------------------------------------------------------- before a step
     @base
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""
-        self._check_storage()
-        self._check_scope()
-        if self.train_function is None or force:
-            self._notes.functions.pop("train", None)
+        if self._is_to_be_made("train", force):
             self._arguments.check_training()
             super().make_train_function(force)
             self.train_function = interruptible(
@@ -217,22 +230,24 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
     @base
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
-        self._check_storage()
-        self._check_scope()
-        if self.test_function is None or force:
-            self._notes.functions.pop("test", None)
+        if self._is_to_be_made("test", force):
             super().make_test_function(force)
             self.test_function = self._explained(self.test_function)
 
     @base
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
-        self._check_storage()
-        self._check_scope()
-        if self.predict_function is None or force:
-            self._notes.functions.pop("predict", None)
+        if self._is_to_be_made("predict", force):
             super().make_predict_function(force)
             self.predict_function = self._explained(self.predict_function)
+
+    def _is_to_be_made(self, kind: str, force: bool) -> bool:
+        self._check_storage()
+        self._check_scope()
+        is_made = getattr(self, f"{kind}_function") is not None
+        if force or not is_made:
+            self._notes.functions.pop(kind, None)
+        return force or not is_made
 
     def train_function_of(self, train_step: Callable) -> Callable:
         """Returns what `fit` would call with a batch, by this training step.
@@ -337,71 +352,63 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
                 self.build_optimizer()  # else when the step has called them
 
     def _overlapping(self, function: Callable) -> Callable:
-        """A training function whose first mini-batch is looked at."""
+        """A training function that warns if its devices do not work together.
+
+        Its first rows are counted when they have run: `fit` traces a step for
+        any number of them.
+        """
+        notes, m = self._notes, self.num_micro_batches
+
+        def seen() -> Any:
+            """Returns how many rows it has trained on, in how many steps."""
+            rows = internals.loss_tracker(self).count
+            steps = getattr(self.optimizer, "iterations", 0)
+            return np.array([int(rows), int(steps)])
 
         @functools.wraps(function)
         def looked_at(*args: object) -> Any:
-            if not self._notes.is_new:
+            if not notes.is_new:
                 return function(*args)
-            self._check_only_device()
-            before = self._seen_in_training()
+            if m > 1 and self._arguments.has_only_device:
+                failures.warn(
+                    f"Nothing is pipelined: {self.devices[0]!r} trains all "
+                    f"layers, and {m} micro-batches one after the other. "
+                    "Expected: at least 2 devices, by num_micro_batches="
+                    f"{m}. {names.why_no_more()} Pass num_partitions=1 if you "
+                    f"want that, to save memory; {names.SPLIT_CPU}."
+                )
+            before = seen()
             result = function(*args)
-            self._notes.is_new = False
-            rows, steps = self._seen_in_training() - before
+            notes.is_new = False
+            rows, steps = seen() - before
             # A step of a user's counts rows as it likes.
-            is_known = steps > 0 and not self._notes.base_calls[_OWN]
-            self._check_overlap(rows // steps if is_known else None)
+            is_counted = steps > 0 and not notes.base_calls[LOSS_AND_GRADIENTS]
+            self._warn_of_waiting(rows // steps if is_counted else None)
             return result
 
         return looked_at
 
-    def _check_only_device(self) -> None:
-        """Warns, before anything runs, that no devices work together."""
-        m = self.num_micro_batches
-        if m == 1 or not self._arguments.has_only_device:
-            return
-        failures.warn(
-            f"Nothing is pipelined: {self.devices[0]!r} trains all layers, and "
-            f"{m} micro-batches one after the other. Expected: at least 2 "
-            f"devices, by num_micro_batches={m}. {names.why_no_more()} Pass "
-            "num_partitions=1 if you want that, to save memory; "
-            f"{names.SPLIT_CPU}."
-        )
-
-    def _seen_in_training(self) -> Any:
-        """How many rows, and in how many steps."""
-        rows = internals.loss_tracker(self).count
-        steps = getattr(self.optimizer, "iterations", 0)
-        return np.array([int(rows), int(steps)])
-
-    def _check_overlap(self, rows: int | None) -> None:
-        """Warns if the devices of the first mini-batch waited for each other.
-
-        Its rows are known when it has run: `fit` traces a step for any number
-        of them. None if nothing was updated.
-        """
+    def _warn_of_waiting(self, rows: int | None) -> None:
+        """Warns of too few micro-batches; `rows` of a mini-batch, if known."""
         num_devices = len({cell.callers[0] for cell in self._cells_so_far()})
+        m, r = self.num_micro_batches, self.num_replicas
         if num_devices == 1:
             return
-        m, r = self.num_micro_batches, self.num_replicas
-        cure = (
-            f"Pass num_micro_batches={4 * num_devices}, say, and mini-batches "
-            "of more rows than that"
-        )
         if self._has_default_m:
             failures.warn(
                 f"Devices wait for each other: {num_devices} of them train one "
                 "micro-batch, the default of `num_micro_batches`, so that only "
-                f"one works at a time. {cure}; or pass num_micro_batches=1 if "
-                "it is their memory that you want."
+                "one works at a time. Pass num_micro_batches="
+                f"{4 * num_devices}, say, and mini-batches of more rows than "
+                "that; or pass num_micro_batches=1 if it is their memory that "
+                "you want."
             )
         elif rows is not None and max(rows, 1) < m * r:
             failures.warn(
                 f"Devices wait for each other: a mini-batch of {rows} rows is "
-                f"split into {rows} micro-batches. Expected: at least "
-                f"{m * r}, by num_micro_batches={m}"
-                + (f" and {r} replicas" if r > 1 else "")
-                + ". Train on mini-batches of more rows, or pass a smaller "
+                f"split into {rows} micro-batches. Expected: at least {m * r}, "
+                f"by num_micro_batches={m} and {r} replicas. Train on "
+                "mini-batches of more rows, or pass a smaller "
                 "num_micro_batches."
             )
 
@@ -449,14 +456,20 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         """Creates slots where variables are, or moves them there.
 
         Keras creates them in the first step, and puts all of them on device 0.
+        Others are elsewhere if another model has trained with the optimizer, or
+        it is one, as Adafactor, that makes slots without a word of weights.
         """
         if self._strategy is not None:
             internals.adopt(optimizer, self._strategy)
         with internals.outside_functions(), internals.without_strategy():
             if not optimizer.built and variables is not None:
                 optimizer.build(variables)
-            if optimizer.built:
-                self._move_slots(optimizer)
+            if not optimizer.built:
+                return
+            for one in internals.with_inner(optimizer):
+                for variable in internals.trained_by(one):
+                    slots = internals.slots(one, variable)
+                    placement.create_or_move(slots, variable.value.device)
 
     def run_own_step(
         self, method: Callable, *args: object, **kwargs: object
@@ -490,17 +503,6 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
             "which runs its pipeline forward and back."
         )
 
-    def _move_slots(self, optimizer: keras.Optimizer) -> None:
-        """Brings slots to the weights, where they are elsewhere.
-
-        Another model has trained with the optimizer, or it is one, as
-        Adafactor, that makes slots without a word of their weights.
-        """
-        for one in internals.with_inner(optimizer):
-            for variable in internals.trained_by(one):
-                slots = internals.slots(one, variable)
-                placement.create_or_move(slots, variable.value.device)
-
     def cast_inputs(self, x: Nest) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
         return self.built_for("cast_inputs()").cast_inputs(x)
@@ -512,16 +514,6 @@ class Hooks(Overrides, Compilation, internals.BuiltBeforeTracing):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         if all(map(is_dense, tree.flatten(x))):  # others are refused
             self._trial.note_data(x, self.cast_inputs)
-
-    @property
-    def skip_nonfinite(self) -> bool:
-        """Returns whether mini-batches that are not finite change nothing."""
-        return self._arguments.skip_nonfinite
-
-    @property
-    def skip_outliers(self) -> float | None:
-        """How far outliers are, which change nothing; None if none are."""
-        return self._arguments.skip_outliers
 
     @property
     def num_skipped(self) -> int:

@@ -1,7 +1,13 @@
-"""A `train_step` that a user wrote, while it runs or is traced.
+"""Methods of a user's subclass, above all a `train_step`.
 
-It gets gradients by `loss_and_gradients`, and does with them what it likes. In
-its graph
+Some may be extended, and not replaced. Keras's own examples of a `train_step`
+differentiate by a `tf.GradientTape` what `self(x)` returns. In a `GPipe` that
+would run layer after layer, without cells and micro-batches, and nobody would
+know. So whether a method calls its base's is observed where it runs: while a
+step is traced.
+
+A `train_step` may also get gradients by `loss_and_gradients`, and do with them
+what it likes. In its graph
 
 * optimizers run on the devices of the variables that they get, with their
   slots there, as in a step of the pipeline's;
@@ -25,6 +31,9 @@ from tfgpipe import failures, internals
 from tfgpipe.devices import placement
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.run import update_on_devices
+
+# Counted among calls of bases: a step that uses it need call no other one.
+LOSS_AND_GRADIENTS = "loss_and_gradients"
 
 # Whether a pipeline makes the operations.
 in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
@@ -144,3 +153,67 @@ class OwnStep:
         """Replaces the `scale_loss` of all optimizers."""
         self.is_unscaled &= in_pipeline.get()
         return plain(optimizer, loss)
+
+
+# ------------------------------------------------------- what must be extended
+_CURES = {
+    "train_step": (
+        "A loss of your own belongs in `compute_loss`; a step of your own gets "
+        "its gradients by `self.loss_and_gradients(x, y, sample_weight)`."
+    ),
+    "test_step": "A loss of your own belongs in `compute_loss`.",
+    "predict_step": "Then change what that returned.",
+    "make_train_function": "Then change `self.train_function`.",
+    "make_test_function": "Then change `self.test_function`.",
+    "make_predict_function": "Then change `self.predict_function`.",
+}
+
+
+def base(method: Callable) -> Callable:
+    """Marks what overriding methods must call."""
+
+    @functools.wraps(method)
+    def noted(self: Any, *args: object, **kwargs: object) -> Any:
+        self._notes.base_calls[method.__name__] += 1
+        return method(self, *args, **kwargs)
+
+    noted.is_base = True  # type: ignore[attr-defined]
+    return noted
+
+
+class Overrides:
+    """Checks that methods of subclasses call those marked with `base`."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _CURES:
+            method = getattr(cls, name, None)
+            bases = [vars(parent).get(name) for parent in cls.__mro__]
+            has_base = any(hasattr(m, "is_base") for m in bases)
+            is_known = hasattr(method, "is_base") or hasattr(method, "extends")
+            if has_base and not is_known:
+                setattr(cls, name, _extending(name, method))
+
+
+def _extending(name: str, method: Any) -> Callable:
+    """The method, which fails if it does not call its base's."""
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: object, **kwargs: object) -> Any:
+        before = self._notes.base_calls[name]
+        if name == "train_step":
+            result = self.run_own_step(method, *args, **kwargs)
+        else:
+            result = method(self, *args, **kwargs)
+        if self._notes.base_calls[name] == before:
+            raise TypeError(
+                f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
+                "which alone uses the cells. Received: "
+                f"{method.__qualname__}, which does not: layers would run one "
+                "after the other, without micro-batches. Call "
+                f"`super().{name}(...)` in it. {_CURES[name]}"
+            )
+        return result
+
+    checked.extends = True  # type: ignore[attr-defined]
+    return checked

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import inputs, internals
-from tfgpipe.cells import Tracer, as_number
+from tfgpipe.cells import Tracer
 from tfgpipe.devices import placement
 from tfgpipe.failures import setting
 from tfgpipe.graphs import one_step
@@ -34,12 +34,11 @@ from tfgpipe.loss import (
     has_own_scale,
     loss_adds_up,
     metrics_add_up,
-    penalties,
 )
 from tfgpipe.model.build import Built
-from tfgpipe.model.hooks import Hooks, base
+from tfgpipe.model.hooks import Hooks
 from tfgpipe.model.nonfinite import Guard
-from tfgpipe.model.own_step import in_pipeline
+from tfgpipe.model.own_step import base, in_pipeline
 from tfgpipe.run import (
     MiniBatch,
     Pipeline,
@@ -127,6 +126,7 @@ def mini_batch_of(
     `cls` is the class of what is returned.
     """
     compiles = compiles or built.only_compiles
+    m = built.arguments.num_micro_batches
     if compiles:
         inputs.warn_of_unknown_sizes(x, built.input_spec)
     return cls(
@@ -134,11 +134,11 @@ def mini_batch_of(
         built.source,
         x,
         None if head is None else tuple(labels),
-        built.num_micro_batches,
+        m,
         training,
         head,
         built.remat,
-        Tracer(compiles, built.gradient_dtype, built.num_micro_batches > 1),
+        Tracer(compiles, built.arguments.gradient_dtype, m > 1),
         trial,
     )
 
@@ -156,7 +156,7 @@ def pipeline_of(
         will_have = trained.has_gradient(traced)
     # Only what will have a gradient gets a backward pass.
     tasks = traced.tasks(*will_have)
-    program = traced.program(tasks, built.schedule_of)
+    program = traced.program(tasks, built.arguments.schedule_of)
     if trained is not None:
         trained.check(program)
     return Pipeline(traced, tasks, program, clock)
@@ -318,11 +318,9 @@ class TrainingSteps(Hooks):
         given, *labels = batch
         built = self.built_for("a step")
         x = built.as_taken(given)
-
-        with inputs.explaining_sizes(x, built.input_spec):
-            run = self.pipeline_for(x, labels, head, loss, training)
-            run.forward()
-            return run
+        run = self.pipeline_for(x, labels, head, loss, training)
+        run.forward()
+        return run
 
     def pipeline_for(
         self,
@@ -498,8 +496,8 @@ class TrainingSteps(Hooks):
             with self.nothing_eager():
                 captured = _captured_by(call, traced, data)
             known_to_keras = [*self.variables, *self.metrics_variables]
-            known_to_keras += getattr(self.optimizer, "variables", [])
-            with internals.restoring(captured, known_to_keras):
+            captured += [v.value.handle for v in known_to_keras]
+            with internals.restoring(captured):
                 self._run_in_python(kind, *batch)
         with self.nothing_eager():
             if not internals.tapes_are_recording():
@@ -521,29 +519,16 @@ class TrainingSteps(Hooks):
         cells = {id(la): cell for cell in built.cells for la in cell.sequence}
 
         def called(layer: keras.layers.Layer, run: Callable[[], Any]) -> Any:
-            cell = cells.get(id(layer))  # errors name it
-            with (
-                contextlib.nullcontext() if cell is None else cell.naming(layer)
-            ):
+            cell = cells.get(id(layer))
+            if cell is None:
+                return run()
+            with cell.naming(layer):  # in errors
                 return run()
 
-        # Keras looks for what it regularises in the scope alone.
-        read = [(v, v.value) for v in self.variables if v.regularizer]
-        layers = built.source.layers
-        taken = built.as_taken(x)
-        with (
-            inputs.explaining_sizes(taken, built.input_spec),
-            keras.StatelessScope(read, collect_losses=True) as scope,
-            internals.noting_losses(layers) as added_by_layers,
-        ):
-            with internals.around_calls(called):
-                y_pred = built.source.call(taken, kind == "train")
-            if kind == "predict":
-                return
-            losses = [as_number(loss) for loss in added_by_layers(scope.losses)]
-            losses += [penalty.value for penalty in penalties(self)]
-            with self.replaced_losses(losses):
-                self.compute_loss(x, y, y_pred, sample_weight)
+        with internals.around_calls(called):
+            y_pred = built.source.call(built.as_taken(x), kind == "train")
+        if kind != "predict":
+            self.compute_loss(x, y, y_pred, sample_weight)
             self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
     @contextlib.contextmanager
@@ -565,10 +550,8 @@ def _captured_by(call: Callable, function: Any, data: Nest) -> list[tf.Tensor]:
     It fails in Python then, which says more. `call` calls what traces it.
     """
     try:
-        graph = call(function.get_concrete_function, data)
+        return [*call(function.get_concrete_function, data).captured_inputs]
     except bdb.BdbQuit:  # asked for in a debugger
         raise
     except Exception:
         return []
-    captured: list[tf.Tensor] = graph.captured_inputs
-    return captured

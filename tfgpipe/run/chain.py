@@ -38,7 +38,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import StagedFunction, by_reference, tensors
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.inputs import MicroBatches
 from tfgpipe.schedules import Task
 from tfgpipe.state import sum_of
 

@@ -21,7 +21,7 @@ from tfgpipe.graphs import (
     Values,
     by_reference,
 )
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.inputs import MicroBatches
 
 
 class LossGradients(NamedTuple):

@@ -32,8 +32,8 @@ from tfgpipe.graphs import (
     sums_over_replicas,
     without_gradients,
 )
+from tfgpipe.inputs import MicroBatches
 from tfgpipe.internals import Nest
-from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.run.results import Results
 from tfgpipe.schedules import Program, Remat, Schedule, lower
 

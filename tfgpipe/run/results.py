@@ -10,7 +10,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.graphs import TracedModel, Values
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.inputs import MicroBatches
 from tfgpipe.state import weighted_mean
 
 

@@ -45,7 +45,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.graphs import sum_over_replicas
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.inputs import MicroBatches
 from tfgpipe.state.rules import sum_of
 
 # Of one call of a layer: mean, variance, count (None without a mask), and what

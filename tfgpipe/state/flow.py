@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfgpipe.devices import Replicas, placement
 from tfgpipe.graphs import Part, TracedModel, Values
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.inputs import MicroBatches
 from tfgpipe.state.batch_normalization import (
     SingleValues,
     is_synchronized,

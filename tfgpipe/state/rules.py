@@ -34,7 +34,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.inputs import MicroBatches
 
 
 def advance_seed(

@@ -293,14 +293,6 @@ def test_picture_is_that_of_the_plain_model(make):
         keras.utils.model_to_dot(pipeline())
 
 
-# ------------------------------------------------------------------- layers
-@pytest.mark.parametrize("call", [("add", kl.ReLU()), ("pop",)], ids=str)
-def test_list_of_layers_cannot_be_changed(call):
-    model = pipeline()
-    with pytest.raises(AttributeError, match="must be given when it is made"):
-        getattr(model, call[0])(*call[1:])
-
-
 # ------------------------------------------------------------------ copies
 def test_copy_of_a_layer_listed_twice_is_listed_twice():
     """Two layers of one name were made of it."""

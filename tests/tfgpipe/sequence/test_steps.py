@@ -24,7 +24,7 @@ def test_calls_of_a_nested_model_take_its_place():
     assert "Functional" not in names(nested())
 
 
-SHARDS = importlib.import_module("tfgpipe.model.shards")
+SHARDS = importlib.import_module("tfgpipe.model.groups")
 
 
 class Around(kl.Layer):
