@@ -29,12 +29,13 @@ def as_count(value: Any) -> int | None:
     return None if number is None or number < 1 else number
 
 
+def _problem(name: str, value: object, what: str) -> str:
+    return f"`{name}` must be {what}. Received: {name}={value!r}."
+
+
 def count_problem(name: str, value: object) -> str:
     """Says what is wrong with an argument that is no count."""
-    return (
-        f"`{name}` must be an integer of at least 1. "
-        f"Received: {name}={value!r}."
-    )
+    return _problem(name, value, "an integer of at least 1")
 
 
 def checked_counts(**counts: Any) -> list[int]:
@@ -87,9 +88,7 @@ def checked_choice(name: str, value: object, choices: Iterable[str]) -> str:
     """
     if isinstance(value, str) and value in choices:
         return str(value)
-    raise ValueError(
-        f"`{name}` must be one of {list(choices)}. Received: {name}={value!r}."
-    )
+    raise ValueError(_problem(name, value, f"one of {list(choices)}"))
 
 
 def checked_bool(name: str, value: object) -> bool:
@@ -97,9 +96,7 @@ def checked_bool(name: str, value: object) -> bool:
     # NumPy's booleans are no `bool`, and this module does not import it.
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
-    raise ValueError(
-        f"`{name}` must be True or False. Received: {name}={value!r}."
-    )
+    raise ValueError(_problem(name, value, "True or False"))
 
 
 def is_amount(value: object) -> TypeGuard[float]:
@@ -122,10 +119,8 @@ def checked_amount(name: str, value: object, what: str) -> float:
     """
     if is_amount(value):
         return float(value)
-    raise ValueError(
-        f"`{name}` must be a finite number from 0, {what}. "
-        f"Received: {name}={value!r}."
-    )
+    what = f"a finite number from 0, {what}"
+    raise ValueError(_problem(name, value, what))
 
 
 def checked_positive(name: str, value: object, what: str) -> float:
@@ -138,10 +133,8 @@ def checked_positive(name: str, value: object, what: str) -> float:
     """
     if is_amount(value) and float(value) > 0:
         return float(value)
-    raise ValueError(
-        f"`{name}` must be a positive, finite number, {what}. "
-        f"Received: {name}={value!r}."
-    )
+    what = f"a positive, finite number, {what}"
+    raise ValueError(_problem(name, value, what))
 
 
 def checked_path(name: str, value: Any) -> pathlib.Path:
@@ -152,10 +145,8 @@ def checked_path(name: str, value: Any) -> pathlib.Path:
         text = b""
     if isinstance(text, str) and text:
         return pathlib.Path(text)
-    raise ValueError(
-        f"`{name}` must be a path, as a text or a `pathlib.Path`. "
-        f"Received: {name}={value!r}."
-    )
+    what = "a path, as a text or a `pathlib.Path`"
+    raise ValueError(_problem(name, value, what))
 
 
 def checked_sink(name: str, value: object) -> Callable[[str], object]:
@@ -164,7 +155,5 @@ def checked_sink(name: str, value: object) -> Callable[[str], object]:
         return lambda sentence: None
     if callable(value):
         return value
-    raise ValueError(
-        f"`{name}` must be a function of a sentence, such as `print`, or None "
-        f"for silence. Received: {name}={value!r}."
-    )
+    what = "a function of a sentence, such as `print`, or None for silence"
+    raise ValueError(_problem(name, value, what))

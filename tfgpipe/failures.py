@@ -27,8 +27,8 @@ import re
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -49,16 +49,9 @@ _graphs = contextvars.ContextVar["weakref.WeakSet[tf.Graph] | None"](
 )
 
 
-class Named(Protocol):
-    """A cell, as far as it says where its layers are."""
-
-    def named_as(self, k: int, i: int) -> Sequence[str]:
-        """Returns names of layer i of cell k, and of its equals here."""
-
-
 def explained(
     function: Callable,
-    cells: Callable[[], Iterable[Named]],
+    cells: Callable[[], Iterable[Any]],
     around: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Callable:
     """Says what TensorFlow leaves out when a cell fails at run time.
@@ -89,8 +82,12 @@ def explained(
                 f"{error.message}",
             ) from error
         except tf.errors.OpError as error:
-            _name_layer(error, cells())
-            message = _UNKNOWN.sub(_Origins(graphs), error.message)
+            # Equal cells run operations of one name.
+            for layer in _LAYER.findall(error.message)[-1:]:  # the innermost
+                k, i = map(int, layer)
+                places = [p for cell in cells() for p in cell.named_as(k, i)]
+                add_note(error, f"In {', or its equal '.join(places)}.")
+            message = _UNKNOWN.sub(_origins(graphs), error.message)
             internals.set_message(error, message)
             raise
 
@@ -107,30 +104,27 @@ def note_source(graph: tf.Graph) -> None:
         graphs.add(graph)
 
 
-class _Origins:
-    """Says where in Python an operation came from that failed, once."""
+def _origins(graphs: Iterable[tf.Graph]) -> Callable[[re.Match[str]], str]:
+    """Returns what says where in Python operations came from, each once."""
+    told: set[str] = set()
 
-    def __init__(self, graphs: Iterable[tf.Graph]) -> None:
-        self._graphs = list(graphs)
-        self._told: set[str] = set()
-
-    def __call__(self, words: re.Match[str]) -> str:
+    def told_once(words: re.Match[str]) -> str:
         """Returns what replaces TensorFlow's words; they if it is unknown."""
         name = words[1]
-        if name in self._told:
+        if name in told:
             return ""
-        for graph in self._graphs:
+        for graph in [*graphs]:
             try:
                 frames = graph.get_operation_by_name(name).traceback
             except (KeyError, ValueError):  # another's, or no name
                 continue
-            self._told.add(name)
-            lines = traceback.format_list(
-                [f for f in frames if not f.filename.startswith(_INNER)]
-            )
-            head, _, _ = words[0].partition("<")
-            return head + "".join(lines)
+            told.add(name)
+            frames = [f for f in frames if not f.filename.startswith(_INNER)]
+            head = words[0].partition("<")[0]
+            return head + "".join(traceback.format_list(frames))
         return words[0]
+
+    return told_once
 
 
 @contextlib.contextmanager
@@ -149,28 +143,11 @@ def add_note(error: Exception, note: str) -> None:
         error.add_note(note)
 
 
-def _name_layer(error: tf.errors.OpError, cells: Iterable[Named]) -> None:
-    """Notes where the layer is whose operation failed.
-
-    Equal cells run operations of one name.
-    """
-    layers = _LAYER.findall(error.message)
-    if layers:
-        k, i = map(int, layers[-1])  # the innermost
-        places = [name for cell in cells for name in cell.named_as(k, i)]
-        add_note(error, f"In {', or its equal '.join(places)}.")
-
-
 class TraceInterrupted(BaseException):
     """Unwinds a trace. No `Exception`, which others would catch."""
 
 
-class _Offer(NamedTuple):
-    is_asked: Callable[[], bool]
-    then: Callable[[], None]
-
-
-_offers: list[_Offer] = []
+_offers: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
 _in_step = contextvars.ContextVar("in_step", default=False)
 
@@ -184,21 +161,19 @@ def interrupt_next_trace(
         is_asked: Whether it shall end; called often.
         then: Called instead. It must raise an exception.
     """
-    _offers[:] = [_Offer(is_asked, then)]
+    _offers[:] = [(is_asked, then)]
 
 
 def check_interruption(in_trial: bool = False) -> None:
     """Ends the trace that this is called from, if that is asked for.
 
-    Args:
-        in_trial: Whether layers are tried now, which is before anything runs,
-            and outside of graphs.
+    `in_trial` is whether layers are tried now, which is before anything runs,
+    and outside of graphs.
     """
-    is_tracing = in_trial or tf.inside_function()
-    if not (_offers and _in_step.get() and is_tracing):
-        return
-    if _offers[0].is_asked():
-        raise TraceInterrupted
+    if _in_step.get() and (in_trial or tf.inside_function()):
+        for is_asked, _ in _offers:
+            if is_asked():
+                raise TraceInterrupted
 
 
 def interruptible(function: Callable) -> Callable:
@@ -210,7 +185,8 @@ def interruptible(function: Callable) -> Callable:
             with setting(_in_step, True):
                 return function(*args)
         except TraceInterrupted:
-            _offers[0].then()
+            for _, then in _offers:
+                then()
             raise
         finally:
             _offers.clear()

@@ -93,7 +93,9 @@ class GroupedGeneration:
         self._task = task
         self.num_groups = num_groups
         self._make = type(task).make_generate_function
-        self._groups = CacheGroups()
+        self._lock = threading.Lock()  # for one set of caches
+        self._variables: dict[Hashable, tf.Variable] = {}
+        self._zero: tf.Variable | None = None
 
     def function(self) -> Callable:
         """Returns what the task calls with inputs and the tokens to stop at."""
@@ -108,7 +110,7 @@ class GroupedGeneration:
                 inputs = tree.map_structure(_as_tensor, inputs)
                 if stop_token_ids is not None:
                     stop_token_ids = tuple(stop_token_ids)
-                with self._groups.lock:  # one set of caches
+                with self._lock:
                     groups = self._groups_of(inputs)
                     return run(inputs, stop_token_ids, groups)
 
@@ -124,9 +126,8 @@ class GroupedGeneration:
 
     def _groups_of(self, inputs: Nest) -> int:
         """Returns the number of groups: each has a prompt, or more."""
-        if _kind(self._task.sampler) is None:
-            return 1  # it may draw in other ways
-        if _start(inputs) is None:
+        # Samplers of a user's may draw in other ways.
+        if _kind(self._task.sampler) is None or _start(inputs) is None:
             return 1
         counts = {t.shape[0] if t.shape.rank else None for t in _flat(inputs)}
         (rows,) = counts if len(counts) == 1 else (None,)
@@ -135,41 +136,82 @@ class GroupedGeneration:
     def _run(self, inputs: Nest, stop_token_ids: Nest, groups: int) -> Nest:
         """All groups, in one graph."""
         task, sampler = self._task, self._task.sampler
-        rows = _flat(inputs)[0].shape[0]
-        draws = None
+        rows, draws = _flat(inputs)[0].shape[0], None
         if groups > 1:
             draws = Draws(sampler, rows, _start(inputs))
-
-        def generate(m: int, first: int, last: int) -> Nest:
-            inputs_of_group = inputs
-            if groups > 1:
-                inputs_of_group = tree.map_structure(
-                    lambda t: None if t is None else t[first:last], inputs
-                )
-            reorders = _kind(sampler) is not _IN_PLACE
-            held = HeldCache(self._groups, m, reorders)
+        results = []
+        for m in range(groups):
+            of_group = inputs
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
-                call = _Sampling(sampler, held, draws)
-                enter(internals.replaced(task, "sampler", call))
+                sampling = _Sampling(sampler, self.variable, m, draws)
+                enter(internals.replaced(task, "sampler", sampling))
                 enter(zeros_apart())
                 if draws is not None:
+                    first, last = (rows * i // groups for i in (m, m + 1))
                     enter(draws.of_rows(first, last))
-                return task.generate_step(inputs_of_group, stop_token_ids)
-
-        tokens = self._groups.run(generate, rows, groups)
+                    of_group = _rows(inputs, first, last)
+                results.append(task.generate_step(of_group, stop_token_ids))
+        for variable in self._variables.values():  # which are used no more
+            with tf.device(variable.device):
+                variable.assign(tf.zeros((0,), variable.dtype))
         if draws is not None:
             draws.move_on()
-        return tokens
+        return tree.map_structure(
+            lambda *parts: None if parts[0] is None else tf.concat(parts, 0),
+            *results,
+        )
+
+    def variable(self, key: Hashable, part: tf.Tensor) -> tf.Variable:
+        """Returns a variable on the device of a part of a cache, which it gets.
+
+        TensorFlow's optimiser of graphs (2.21) takes the shape of what is
+        assigned first for the shape of all values of the variable. So a length
+        that grows from 0 begins with one that it cannot know: what a variable
+        says.
+        """
+        device = part.op.device
+        key = key, device, part.dtype
+        with internals.making_variables():
+            if key not in self._variables:
+                with tf.device(device):
+                    self._variables[key] = tf.Variable(
+                        tf.zeros((0,), part.dtype),
+                        trainable=False,
+                        shape=tf.TensorShape(None),
+                    )
+            if self._zero is None:
+                with tf.device("CPU:0"):
+                    self._zero = tf.Variable(0, trainable=False)
+        with tf.device(device):
+            if part.shape[1:2] == [0]:
+                part = part[:, : self._zero.read_value()]
+            self._variables[key].assign(part)
+        return self._variables[key]
 
 
 class _Sampling:
-    """Stands for the sampler of a task, with a cache that stays."""
+    """Stands for the sampler of a task, with a cache that stays.
 
-    def __init__(self, sampler: Any, held: HeldCache, draws: Draws | None):
+    Args:
+        sampler: The sampler.
+        variable: Puts a part of a cache, with a key, into a variable.
+        group: The number of the group of prompts.
+        draws: Draws for it, if there are several.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        variable: Callable[[Hashable, tf.Tensor], tf.Variable],
+        group: int,
+        draws: Draws | None,
+    ):
         self._sampler = sampler
-        self._held = held
+        self._variable = variable
+        self._group = group
         self._draws = draws
+        self._leaves: list[_Leaf | None] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
@@ -182,15 +224,15 @@ class _Sampling:
         index: tf.Tensor | int = 0,
         **kwargs: object,
     ) -> Nest:
-        held, draws = self._held, self._draws
+        draws = self._draws
 
         def step(prompt: Nest, kept: Nest, index: tf.Tensor) -> Nest:
             if draws is not None:
                 draws.index = index
-            *others, cache = next(prompt, held.read(kept), index)
-            return *others, held.write(kept, cache)
+            *others, cache = next(prompt, self._read(kept), index)
+            return *others, self._write(kept, cache)
 
-        kept = None if cache is None else held.hold(cache)
+        kept = None if cache is None else self._hold(cache)
         if draws is None:
             return self._sampler(step, prompt, kept, index, **kwargs)
         run_loop = type(self._sampler).run_loop
@@ -204,6 +246,51 @@ class _Sampling:
             # All groups begin where all rows together would.
             index = draws.begin(index)
             return self._sampler(step, prompt, kept, index, **kwargs)
+
+    def _hold(self, cache: Nest) -> Nest:
+        """Puts a cache into variables.
+
+        Returns:
+            A nest like it, of the numbers of rows, which the loop reorders in
+            the cache's place; other tensors as they are, and those on devices
+            that only compile, which the loop has to carry.
+        """
+        kept: list[Any] = []
+        for tensor in tree.flatten(cache):
+            parts, leaf = _parts(tensor), None
+            if parts is not None:
+                key = self._group, len(kept)
+                leaf = _Leaf(
+                    [self._variable((*key, i), p) for i, p in enumerate(parts)],
+                    [part.shape for part in parts],
+                    _is_stack(tensor),
+                    _kind(self._sampler) is not _IN_PLACE,
+                )
+                tensor = _numbers(parts[0], parts[0].shape[:1])
+            self._leaves.append(leaf)
+            kept.append(tensor)
+        return tree.pack_sequence_as(cache, kept)
+
+    def _read(self, kept: Nest) -> Nest:
+        """Returns the cache for what the loop has carried instead."""
+        tensors = [
+            tensor if leaf is None else leaf.read(tensor)
+            for leaf, tensor in zip(self._leaves, tree.flatten(kept))
+        ]
+        return tree.pack_sequence_as(kept, tensors)
+
+    def _write(self, kept: Nest, cache: Nest) -> Nest:
+        """Writes what a step has made of the cache that it has read.
+
+        `kept` is what the loop carried before the step; returns what it carries
+        on.
+        """
+        both = zip(self._leaves, tree.flatten(kept), tree.flatten(cache))
+        tensors = [
+            new if leaf is None else leaf.write(rows, new)
+            for leaf, rows, new in both
+        ]
+        return tree.pack_sequence_as(kept, tensors)
 
 
 def _kind(sampler: Any) -> set[str] | None:
@@ -222,6 +309,12 @@ def _flat(inputs: Nest) -> list[tf.Tensor]:
     return [t for t in tree.flatten(inputs) if t is not None]
 
 
+def _rows(inputs: Nest, first: int, last: int) -> Any:
+    return tree.map_structure(
+        lambda t: None if t is None else t[first:last], inputs
+    )
+
+
 def _start(inputs: Nest) -> tf.Tensor | None:
     """Returns where the first token goes: behind the shortest prompt."""
     if not isinstance(inputs, dict):
@@ -231,6 +324,13 @@ def _start(inputs: Nest) -> tf.Tensor | None:
     if mask is None:
         return None
     return tf.reduce_min(tf.reduce_sum(tf.cast(mask, tf.int32), -1))
+
+
+def _numbers(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Returns the numbers of a tensor's rows."""
+    numbers = tf.range(tf.shape(tensor)[0])
+    numbers.set_shape(shape)
+    return numbers
 
 
 _categorical = internals.Replaceable(keras.random, "categorical")
@@ -331,33 +431,30 @@ _zeros = internals.Replaceable(keras.ops, "zeros")
 class LayerCaches:
     """A tensor (rows, layers, ...) in parts (rows, ...), one a layer.
 
-    `parts` may be a function of a layer's index that makes one; `shape` is the
-    shape of the whole.
+    `part` makes the one of a layer by its index; `shape` is the shape of the
+    whole.
     """
 
-    def __init__(self, parts: Any, shape: Sequence[Any], dtype: Any):
-        self._parts = parts
+    def __init__(
+        self, part: Callable[[int], tf.Tensor], shape: Sequence[Any], dtype: Any
+    ):
+        self._part = part
         self.shape = tf.TensorShape(shape)
         self.dtype = tf.as_dtype(dtype)
 
     def __getitem__(self, key: Any) -> tf.Tensor:
         """Returns what indexing the tensor would give."""
         # cache[:, i, ...] is the part of layer i; all else needs the whole.
-        rest = key[2:] if isinstance(key, tuple) else ()
-        if len(key if isinstance(key, tuple) else ()) < 2 or not isinstance(
-            key[1], int
-        ):
+        keys = key if isinstance(key, tuple) else ()
+        if len(keys) < 2 or not isinstance(keys[1], int):
             return tf.convert_to_tensor(self)[key]
-        part = self._part(key[1] % self.shape[1])
-        is_whole = key[0] == slice(None) and all(k is Ellipsis for k in rest)
-        return part if is_whole else part[(key[0], *rest)]
-
-    def _part(self, i: int) -> tf.Tensor:
-        return self._parts(i) if callable(self._parts) else self._parts[i]
+        part, rest = self._part(keys[1] % self.shape[1]), keys[2:]
+        is_whole = keys[0] == slice(None) and all(k is Ellipsis for k in rest)
+        return part if is_whole else part[(keys[0], *rest)]
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
         """Returns the whole tensor."""
-        parts = [self._part(i) for i in range(self.shape[1])]
+        parts = [*map(self._part, range(self.shape[1]))]
         return tf.convert_to_tensor(tf.stack(parts, 1), dtype, name=name)
 
 
@@ -369,20 +466,23 @@ def zeros_apart() -> Iterator[None]:
     """
     zero_tensors: list[tf.Tensor] = []
 
+    def noted(shape: Sequence[int], dtype: Any) -> tf.Tensor:
+        zero_tensors.append(_zeros.original(shape, dtype=dtype))
+        return zero_tensors[-1]
+
     def zeros(shape: Any, dtype: Any = None) -> Any:
-        sizes = [int(n) for n in shape] if _is_known(shape) else []
-        if len(sizes) < 4:
+        is_list = isinstance(shape, (list, tuple))
+        is_known = is_list and all(isinstance(n, int) for n in shape)
+        if not is_known or len(shape) < 4:
             return _zeros.original(shape, dtype=dtype)
-        if len(sizes) == 4:  # of one layer already
-            zero_tensors.append(_zeros.original(sizes, dtype=dtype))
-            return zero_tensors[-1]
-
-        def part(i: int) -> tf.Tensor:
-            sizes_of_layer = [sizes[0], *sizes[2:]]
-            zero_tensors.append(_zeros.original(sizes_of_layer, dtype=dtype))
-            return zero_tensors[-1]
-
-        return LayerCaches(part, sizes, dtype or keras.config.floatx())
+        if len(shape) == 4:  # of one layer already
+            return noted(shape, dtype)
+        rows, _, *others = shape
+        return LayerCaches(
+            lambda i: noted([rows, *others], dtype),
+            shape,
+            dtype or keras.config.floatx(),
+        )
 
     with _zeros.by(zeros):
         yield
@@ -390,12 +490,6 @@ def zeros_apart() -> Iterator[None]:
         device = next(_devices_of_users(tensor), None)
         if device is not None and not tensor.op.device:
             internals.put_on(tensor.op, device)
-
-
-def _is_known(shape: object) -> bool:
-    return isinstance(shape, (list, tuple)) and all(
-        isinstance(n, int) for n in shape
-    )
 
 
 def _devices_of_users(tensor: tf.Tensor) -> Iterator[str]:
@@ -408,170 +502,28 @@ def _devices_of_users(tensor: tf.Tensor) -> Iterator[str]:
         yield from (op.device for op in nearest if op.device)
 
 
-class CacheGroups:
-    """Groups of rows, each with variables for its caches.
-
-    One call at a time may use them, and has to hold `lock` while it runs.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._variables: dict[Hashable, tf.Variable] = {}
-        self._zero: tf.Variable | None = None
-
-    def run(
-        self,
-        function: Callable[[int, Any, Any], Nest],
-        rows: Any,
-        num_groups: int,
-    ) -> Nest:
-        """Computes something of each group, in the graph that is traced.
-
-        Args:
-            function: Takes the numbers of a group, of its first row and of the
-                one behind its last. Returns a nest of tensors (rows, ...).
-            rows: How many there are. If fewer than groups, some have none.
-            num_groups: How many groups.
-
-        Returns:
-            What `function` returns, of all rows.
-        """
-        ends = [rows * m // num_groups for m in range(num_groups + 1)]
-        results = [function(m, *ends[m : m + 2]) for m in range(num_groups)]
-        self._release()
-        return tree.map_structure(_joined, *results)
-
-    def variable(self, of: Any, n: int, i: int, part: tf.Tensor) -> tf.Variable:
-        """Returns the variable of a cache, a leaf of it, and a layer."""
-        key = of, n, i, part.op.device, part.dtype
-        if key not in self._variables:
-            with internals.making_variables(), tf.device(part.op.device):
-                self._variables[key] = tf.Variable(
-                    _nothing(part.dtype),
-                    trainable=False,
-                    shape=tf.TensorShape(None),
-                )
-        return self._variables[key]
-
-    def lengthened(self, part: tf.Tensor) -> tf.Tensor:
-        """Returns a part of a cache, which steps may lengthen from length 0.
-
-        TensorFlow's optimiser of graphs (2.21) takes the shape of what is
-        assigned first for the shape of all values of the variable. So a length
-        that grows begins with one that it cannot know: what a variable says.
-        """
-        if part.shape[1:2] != [0]:
-            return part
-        if self._zero is None:
-            with internals.making_variables(), tf.device("CPU:0"):
-                self._zero = tf.Variable(0, trainable=False)
-        with tf.device(part.op.device):
-            return part[:, : self._zero.read_value()]
-
-    def _release(self) -> None:
-        """Frees the memory of caches, after the loops have used them."""
-        for variable in self._variables.values():
-            with tf.device(variable.device):
-                variable.assign(_nothing(variable.dtype))
-
-
-def _joined(*parts: tf.Tensor | None) -> tf.Tensor | None:
-    return None if parts[0] is None else tf.concat(parts, 0)
-
-
-def _nothing(dtype: tf.DType) -> tf.Tensor:
-    return tf.zeros((0,), dtype)
-
-
-class HeldCache:
-    """The cache of one group of prompts, in variables.
+class _Leaf:
+    """One tensor of a cache, or one stack of them, in variables.
 
     Args:
-        groups: All groups.
-        of: Which of them this is, and which cache of it, if there are several.
+        variables: Of each layer.
+        shapes: Of what they have at first.
+        is_stack: Whether it is a stack of them.
         reorders: Whether the sampler repeats or permutes rows.
     """
-
-    def __init__(self, groups: CacheGroups, of: Any, reorders: bool):
-        self._groups = groups
-        self._of = of
-        self._reorders = reorders
-        self._leaves: list[_Leaf | None] = []
-
-    def hold(self, cache: Nest) -> Nest:
-        """Puts a cache into variables.
-
-        Returns:
-            A nest like it, of the numbers of rows; other tensors as they are,
-            and those on devices that only compile, which the loop has to carry.
-        """
-        kept = []
-        for n, tensor in enumerate(tree.flatten(cache)):
-            parts = _parts(tensor)
-            leaf = None
-            if parts is not None:
-                parts = [*map(self._groups.lengthened, parts)]
-                leaf = _Leaf(
-                    [
-                        self._groups.variable(self._of, n, i, part)
-                        for i, part in enumerate(parts)
-                    ],
-                    parts,
-                    _is_stack(tensor),
-                    self._reorders,
-                )
-                # (rows,): the loop reorders these in the cache's place.
-                tensor = tf.range(tf.shape(parts[0])[0])
-                tensor.set_shape(parts[0].shape[:1])
-            self._leaves.append(leaf)
-            kept.append(tensor)
-        return tree.pack_sequence_as(cache, kept)
-
-    def read(self, kept: Nest) -> Nest:
-        """Returns the cache for what the loop has carried instead."""
-        return tree.pack_sequence_as(
-            kept,
-            [
-                tensor if leaf is None else leaf.read(tensor)
-                for leaf, tensor in zip(self._leaves, tree.flatten(kept))
-            ],
-        )
-
-    def write(self, kept: Nest, cache: Nest) -> Nest:
-        """Writes what a step has made of the cache that it has read.
-
-        `kept` is what the loop carried before the step; returns what it carries
-        on.
-        """
-        return tree.pack_sequence_as(
-            kept,
-            [
-                new if leaf is None else leaf.write(rows, new)
-                for leaf, rows, new in zip(
-                    self._leaves, tree.flatten(kept), tree.flatten(cache)
-                )
-            ],
-        )
-
-
-class _Leaf:
-    """One tensor of a cache, or one stack of them, in variables."""
 
     def __init__(
         self,
         variables: Sequence[tf.Variable],
-        parts: Sequence[tf.Tensor],
+        shapes: Sequence[tf.TensorShape],
         is_stack: bool,
         reorders: bool,
     ):
         self._variables = variables
-        self._shapes = [part.shape for part in parts]
+        self._shapes = shapes
         self._is_stack = is_stack
         self._reorders = reorders
         self._read: tf.Tensor | LayerCaches | None = None
-        for variable, part in zip(variables, parts):
-            with tf.device(variable.device):
-                variable.assign(part)
 
     def read(self, rows: tf.Tensor) -> tf.Tensor | LayerCaches:
         tensors = []
@@ -580,14 +532,15 @@ class _Leaf:
                 value = variable.read_value()
                 if self._reorders:
                     value = tf.gather(value, rows)
-                value.set_shape([rows.shape[0], *shape[1:]])
+                # Of none, a length that grows.
+                sizes = [size or None for size in shape[1:]]
+                value.set_shape([rows.shape[0], *sizes])
             tensors.append(value)
-        first = tensors[0]
+        first = self._read = tensors[0]
         if self._is_stack:
             shape = [first.shape[0], len(tensors), *first.shape[1:]]
-            self._read = LayerCaches(tensors, shape, first.dtype)
-        else:
-            self._read = first
+            part = tensors.__getitem__
+            self._read = LayerCaches(part, shape, first.dtype)
         return self._read
 
     def write(self, rows: tf.Tensor, new: object) -> tf.Tensor:
@@ -604,9 +557,7 @@ class _Leaf:
         for variable, part in zip(self._variables, parts):
             with tf.device(variable.device):
                 variable.assign(part)  # takes the memory over, copies nothing
-        numbers = tf.range(tf.shape(parts[0])[0])
-        numbers.set_shape(rows.shape)
-        return numbers
+        return _numbers(parts[0], rows.shape)
 
 
 def _is_stack(tensor: tf.Tensor) -> bool:

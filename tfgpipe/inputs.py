@@ -325,12 +325,10 @@ def warn_of_unknown_sizes(x: Nest, specs: Nest) -> None:
         if None in shape[1:]:
             warnings.warn(
                 "XLA compiles every cell anew for each size that an axis of "
-                "the inputs has, which takes seconds, and memory until the "
-                f"process ends. Received: inputs of shape {tuple(shape)}. Pad "
-                "them to one size, or to a few, as by "
-                "`tf.data.Dataset.bucket_by_sequence_length` with "
-                "`pad_to_bucket_boundary=True`; where it is one size, say so: "
-                "`tf.ensure_shape`.",
+                "the inputs has, which takes seconds and memory. Received: "
+                f"inputs of shape {tuple(shape)}. Pad them to a few sizes, as "
+                "by `tf.data.Dataset.bucket_by_sequence_length`; where it is "
+                "one size, say so: `tf.ensure_shape`.",
                 stacklevel=2,
             )
             return

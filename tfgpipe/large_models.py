@@ -96,12 +96,10 @@ def _refusal(variable: keras.Variable) -> ValueError:
     return ValueError(
         "A model that was made in `tfgpipe.deferred()` must become a "
         "`tfgpipe.GPipe` before its weights are used. Received: variable "
-        f"'{variable.path}' of shape {tuple(variable.shape)}, which is read or "
-        "assigned, and has no value yet. Make `tfgpipe.GPipe(model, ...)` "
-        "first, which creates each weight on the device of its cell; or make "
-        "what is in no `GPipe` outside of the scope. A preset of KerasHub is "
-        "loaded by `tfgpipe.load_preset(task, preset)`, without the scope, and "
-        "not by `from_preset`."
+        f"'{variable.path}' of shape {tuple(variable.shape)}, which has "
+        "no value yet. Make `tfgpipe.GPipe(model, ...)` first; or make what is in no "
+        "`GPipe` outside of the scope. A preset of KerasHub is loaded by "
+        "`tfgpipe.load_preset(task, preset)`, without the scope."
     )
 
 

@@ -97,8 +97,7 @@ class Placed:
         `predict`.
         """
         source, spec = self.source, example_of(self.spec, rows)
-        with source.explaining():
-            traced = shape_trace(source.call, source.layers, spec)
+        traced = shape_trace(source.call, source.layers, spec)
         return self._steps(traced, are_trained=True)
 
     @functools.cached_property

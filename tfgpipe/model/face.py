@@ -440,10 +440,9 @@ class Face(internals.HoldingModel):
             model.load_own_variables(store)
             return
         failures.warn(
-            "A file must have the weights that a model makes itself by "
-            "`add_weight`, which files of earlier versions do not have. "
-            f"Received: model '{model.name}', of which {lost} are not in the "
-            "file, and stay as they are."
+            "Files of earlier versions lack the weights that a model makes by "
+            f"`add_weight`. Received: model '{model.name}', of which {lost} "
+            "are not in the file, and stay as they are."
         )
 
     def parts_in_files(self) -> Iterator[tuple[str, Any]]:

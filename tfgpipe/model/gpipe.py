@@ -238,10 +238,9 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         for method in ("call", "__call__"):
             if getattr(type(self), method) is not getattr(GPipe, method):
                 raise TypeError(
-                    f"A subclass of `GPipe` must not override `{method}`, "
-                    "which a pipeline does not use. Received: "
-                    f"{type(self).__name__}. "
-                    "Put what it does into a layer of the list."
+                    f"A subclass of `GPipe` must not override `{method}`. "
+                    f"Received: {type(self).__name__}. Put what it does into a "
+                    "layer of the list."
                 )
         super().__init__(
             arguments, strategy, num_micro_batches is None, name=name, **kwargs
@@ -323,9 +322,8 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         if not hasattr(model, "save_to_preset"):
             raise ValueError(
                 "`save_to_preset` needs a `GPipe` of a task or a backbone of "
-                f"KerasHub. Received: '{self.name}', which was made of "
-                f"{'layers' if model is None else f'{model.name!r}'}. Write a "
-                "file by `pipeline.save('model.keras')` instead."
+                f"KerasHub. Received: '{self.name}'. Write a file by "
+                "`pipeline.save('model.keras')` instead."
             )
         folder = os.fspath(preset_dir)
         model.save_to_preset(folder, max_shard_size=max_shard_size)
@@ -370,12 +368,10 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         if generation is None:
             what = getattr(self._source.model, "name", None) or self.name
             raise ValueError(
-                "`generate` needs a `GPipe` of a task of KerasHub, such as "
-                "`keras_hub.models.CausalLM`: of a model with `generate`, and "
-                "with a `generate_step` that calls its layers on a cache, as "
-                "by `call_with_cache`, and its `sampler`. Received: "
-                f"'{what}', which has none. Make `tfgpipe.GPipe(task, ...)` of "
-                "the task itself, not of its backbone or its layers."
+                "`generate` needs a `GPipe` of a task of KerasHub, whose "
+                "`generate_step` calls its layers on a cache, as by "
+                f"`call_with_cache`. Received: '{what}', which has none. Make it "
+                "of the task itself, not of its backbone or its layers."
             )
         if num_groups is not None:
             (num_groups,) = checked_counts(num_groups=num_groups)

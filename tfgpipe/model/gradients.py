@@ -24,11 +24,9 @@ def _refuse_tapes(*_: Any) -> None:
     """Is called where a tape differentiates what has gone forward and back."""
     raise ValueError(
         "What `loss_and_gradients` returns must not be differentiated by a "
-        "tape: it has gone through the pipeline and back already. Received: a "
-        "`GradientTape` that asks for its gradients. Take the gradients that "
-        "it returns. For gradients with respect to inputs, or of gradients, "
-        "call the model inside the tape, `model(x, training=True)`: layer by "
-        "layer, without micro-batches."
+        "tape: it has gone through the pipeline and back already. Take the "
+        "gradients that it returns. For others, call the model inside the tape, "
+        "`model(x, training=True)`: layer by layer, without micro-batches."
     )
 
 

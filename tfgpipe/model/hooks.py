@@ -324,9 +324,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             raise ValueError(
                 "A `GPipe` must be used in the scope of the strategy in whose "
                 "scope it was made, or of none. Received: the scope of "
-                f"{strategy}, and a model that was made in {made_in}. Leave "
-                "the scope before you use the model, and do without the "
-                f"strategy's `run`. {strategy_lib.instead_of(strategy)}"
+                f"{strategy}, and a model that was made in {made_in}. Leave it, "
+                f"and its `run`. {strategy_lib.instead_of(strategy)}"
             )
 
     def prepare(
@@ -397,19 +396,17 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         if self._has_default_m:
             failures.warn(
                 f"Devices wait for each other: {num_devices} of them train one "
-                "micro-batch, the default of `num_micro_batches`, so that only "
-                "one works at a time. Pass num_micro_batches="
-                f"{4 * num_devices}, say, and mini-batches of more rows than "
-                "that; or pass num_micro_batches=1 if it is their memory that "
-                "you want."
+                "micro-batch, the default of `num_micro_batches`. Pass "
+                f"num_micro_batches={4 * num_devices}, say, and mini-batches of "
+                "more rows than that; or num_micro_batches=1 if it is their "
+                "memory that you want."
             )
         elif rows is not None and max(rows, 1) < m * r:
             failures.warn(
                 f"Devices wait for each other: a mini-batch of {rows} rows is "
                 f"split into {rows} micro-batches. Expected: at least {m * r}, "
                 f"by num_micro_batches={m} and {r} replicas. Train on "
-                "mini-batches of more rows, or pass a smaller "
-                "num_micro_batches."
+                "mini-batches of more rows, or pass a smaller one."
             )
 
     def _follows_task(self) -> bool:
@@ -496,11 +493,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         failures.warn(
             f"Nothing is pipelined: '{self.name}' is called inside a gradient "
             "tape, where its layers run one after the other on whole "
-            f"mini-batches. Expected: its own `fit`, with {count} "
-            "micro-batches. Received: a call with training=True in the step of "
-            "another model, or of your own. Take gradients from "
-            "`loss_and_gradients(x, y, sample_weight)` of the `GPipe` there, "
-            "which runs its pipeline forward and back."
+            f"mini-batches. Expected: {count} micro-batches, as by its own `fit` "
+            "or its `loss_and_gradients(x, y, sample_weight)` in your step."
         )
 
     def cast_inputs(self, x: Nest) -> Any:

@@ -24,6 +24,7 @@ where data of loss spikes are skipped by hand.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -169,26 +170,20 @@ class Skips(keras.layers.Layer):
         super().__init__(name="skips")
         self._device = device
         self.spread = spread
+        self._sizes: tf.Variable | None = None
         names = ["epoch", "in_a_row", "total"]
-        if spread is not None:
-            names += ["outliers", "seen"]
         with tf.init_scope(), tf.device(device):
             # Not tracked: neither weights nor metrics.
+            if spread is not None:
+                names += ["outliers", "seen"]
+                # (mini-batches, 3): sizes. Those that are not there yet are
+                # infinite, and come last.
+                sizes = tf.fill([_WINDOW, 3], float("inf"))
+                self._sizes = tf.Variable(sizes, trainable=False, name="sizes")
             self._counts = {
                 name: tf.Variable(0, trainable=False, dtype=tf.int64)
                 for name in names
             }
-            # (mini-batches, 3): sizes. Those that are not there yet are
-            # infinite, and come last.
-            self._sizes = (
-                tf.Variable(
-                    tf.fill([_WINDOW, 3], float("inf")),
-                    trainable=False,
-                    name="sizes",
-                )
-                if spread is not None
-                else None
-            )
         self.built = True
 
     @property
@@ -278,15 +273,15 @@ class Guard:
     """Undoes a mini-batch that is not finite.
 
     Made when nothing was assigned yet, of all variables that the mini-batch may
-    assign but by the optimizer. Without `skips`, there is no `end`.
+    assign but by the optimizer.
     """
 
     def __init__(self, variables: Iterable[keras.Variable], skips: Skips):
         self._skips = skips
         self._kept: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.keep(variables)
-        self._is_finite: Any = None
-        self._is_outlier: Any = None
+        self._is_finite: Any = True
+        self._is_outlier: Any = False
         self._applies: Any = None
 
     def keep(self, variables: Iterable[keras.Variable]) -> None:
@@ -312,16 +307,10 @@ class Guard:
         measures = self._skips.spread is not None
         given = [gradient for gradient, _ in pairs]
         findings = examine(loss, given, changes, measures)
-        is_finite = findings.is_finite
-        if self._is_finite is not None:
-            is_finite &= self._is_finite
-        self._is_finite = self._applies = is_finite
-        if measures:
-            is_outlier = self._skips.is_outlier(findings)
-            if self._is_outlier is not None:
-                is_outlier |= self._is_outlier
-            self._is_outlier = is_outlier & is_finite
-            self._applies = is_finite & ~is_outlier
+        is_outlier = self._skips.is_outlier(findings) | self._is_outlier
+        self._is_finite = findings.is_finite & self._is_finite
+        self._is_outlier = is_outlier & self._is_finite
+        self._applies = self._is_finite & ~is_outlier
 
     def update(
         self,
@@ -333,23 +322,16 @@ class Guard:
     ) -> None:
         """Updates the weights if the mini-batch is finite, and no outlier.
 
-        A loss scale falls if not, or the next mini-batches would not be finite
-        either. `update` applies the gradients; for the others see `look`.
+        If it is not finite, a loss scale falls, or the next mini-batches would
+        not be finite either; of an outlier, the scale was right. `update`
+        applies the gradients; for the others see `look`.
         """
         self.look(loss, pairs, assigned)
-
-        def lower() -> None:
-            internals.lower_loss_scale(optimizer)
-
-        # Finite: the update. Not finite: a loss scale falls. An outlier:
-        # neither, as its scale was right.
-        otherwise = _no_result(lower)
-        if self._is_outlier is not None:
-
-            def otherwise() -> tf.Operation:
-                return tf.cond(self._is_finite, tf.no_op, _no_result(lower))
-
-        tf.cond(self._applies, _no_result(update), otherwise)
+        lower = functools.partial(internals.lower_loss_scale, optimizer)
+        scaled = _no_result(
+            lambda: tf.cond(self._is_finite, tf.no_op, _no_result(lower))
+        )
+        tf.cond(self._applies, _no_result(update), scaled)
 
     def end(self) -> dict[str, tf.Tensor]:
         """Puts back what was kept, unless the mini-batch was applied.
@@ -357,14 +339,14 @@ class Guard:
         To be called when all is assigned. Returns how many mini-batches were
         skipped, for the logs.
         """
-        tf.cond(self._applies, tf.no_op, _no_result(self.put_back))
-        return self._skips.add(self._is_finite, self._is_outlier)
 
-    def put_back(self) -> None:
-        """Gives the variables the values that they had."""
-        for variable, value in self._kept.values():
-            with tf.device(variable.value.device):
-                variable.assign(value)
+        def put_back() -> None:
+            for variable, value in self._kept.values():
+                with tf.device(variable.value.device):
+                    variable.assign(value)
+
+        tf.cond(self._applies, tf.no_op, _no_result(put_back))
+        return self._skips.add(self._is_finite, self._is_outlier)
 
 
 def _no_result(

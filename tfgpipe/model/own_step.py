@@ -104,9 +104,8 @@ class OwnStep:
             raise ValueError(
                 "`skip_nonfinite` and `skip_outliers` need a `train_step` of "
                 "one graph, which calls `loss_and_gradients` and optimizers "
-                f"outside of `tf.cond`, loops and functions. Received: {where}."
-                " Move the call, or compile with run_eagerly=False; or make "
-                "the `GPipe` with skip_nonfinite=False."
+                f"outside of branches. Received: {where}. Move the call, or "
+                "compile with run_eagerly=False; or leave them out."
             )
 
     def _apply(
@@ -129,10 +128,9 @@ class OwnStep:
             failures.warn(
                 "Gradients of `loss_and_gradients` must be scaled for an "
                 "optimizer that divides them by its scale. Received: "
-                f"{type(optimizer).__name__}, and no call of its `scale_loss`: "
-                "the update is as much too small as the scale is large. Apply "
-                "`optimizer.scale_loss(gradient)` of each, or compile with "
-                "auto_scale_loss=False."
+                f"{type(optimizer).__name__}, without a call of its "
+                "`scale_loss`: the update is too small. Apply `optimizer."
+                "scale_loss(gradient)`, or compile with auto_scale_loss=False."
             )
         if self.guard is not None:
             self.check_graph()

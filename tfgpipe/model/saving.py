@@ -45,19 +45,10 @@ def _warn_of_unlisted(model: keras.Model) -> None:
         names = " of ".join(internals.optimizer_names(model))
         warnings.warn(
             "Keras's files leave out what this optimizer keeps for all weights "
-            "together: a training that goes on from one has other numbers than "
-            f"one that was not interrupted. Received: {names}. Go "
-            "on from what `tfgpipe.callbacks.Checkpoint` writes.",
+            f"together. Received: {names}. Go on from what "
+            "`tfgpipe.callbacks.Checkpoint` writes.",
             stacklevel=3,
         )
-
-
-def _num_of_optimizer(path: Any) -> int:
-    """How many variables of an optimizer a file of `save_weights` has."""
-    if not str(path).endswith(".weights.h5"):
-        return 0
-    with h5py.File(path) as file:
-        return len(file.get("optimizer/vars", ()))
 
 
 # Arguments of `GPipe` that `load_model` may change.
@@ -119,26 +110,17 @@ def load_model(
     """
     checked_path("path", path)
     path = os.fspath(path)
-    is_file = path.endswith((".keras", ".h5", ".hdf5"))
-    if not is_file and "://" not in path and not os.path.isdir(path):
-        raise ValueError(
-            "`path` must be what `model.save` wrote, 'NAME.keras'. "
-            f"Received: path={path!r}."
-        )
     of_keras = {k: changes.pop(k) for k in [*changes] if k not in _CHANGEABLE}
-    changes = {
+    changes |= {
         "num_partitions": num_partitions,
         "num_micro_batches": num_micro_batches,
         "devices": None if devices is None else [*devices],
-        **changes,
     }
     if changes.get("skip_nonfinite") is False:
         changes.setdefault("skip_outliers", None)
-    changes = {
-        name: value
-        for name, value in changes.items()
-        if value is not None or name in _NONE_IS_A_VALUE
-    }
+    for name in [*changes]:
+        if changes[name] is None and name not in _NONE_IS_A_VALUE:
+            del changes[name]
     with (
         failures.setting(_overrides, changes),
         failures.setting(seeds_expected, True),
@@ -147,10 +129,9 @@ def load_model(
         model = keras.saving.load_model(path, **of_keras)
     if not isinstance(model, Saving):
         raise ValueError(
-            "`path` must hold a `tfgpipe.GPipe`. Received: "
-            f"path={path!r}, which holds a {type(model).__name__}. Load "
-            "it with `keras.saving.load_model`; pass the layers of a "
-            "`keras.Sequential` to `GPipe`."
+            f"`path` must hold a `tfgpipe.GPipe`. Received: path={path!r}, "
+            f"which holds a {type(model).__name__}. Load it with "
+            "`keras.saving.load_model`, and make a `GPipe` of it."
         )
     return model
 
@@ -189,21 +170,19 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
 
 def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
     """Arguments that follow from the strategy in whose scope this is called."""
-    strategy = strategy_lib.current()
-    if strategy is None:
+    strategy, saved = strategy_lib.current(), as_count(config["num_partitions"])
+    if strategy is None or saved is None:  # the latter is refused later
         return {}
-    saved, k = as_count(config["num_partitions"]), strategy.num_partitions
-    if saved is None:  # refused later
-        return {}
-    schedule = config["schedule"]
-    chunks: int | None = 1
+    k, schedule = strategy.num_partitions, config["schedule"]
     if isinstance(schedule, (list, tuple)):  # the tasks of each device
-        fits = len(schedule) == k
-    else:
-        chunks = CHUNKS.get(schedule, 1)  # a wrong name is refused later
-        fits = saved % k == 0 if chunks is None else saved == chunks * k
+        return {
+            "num_partitions": saved if len(schedule) == k else k,
+            "devices": None,
+        }
+    chunks = CHUNKS.get(schedule, 1)  # a wrong name is refused later
+    keeps = chunks is None and saved % k == 0
     return {
-        "num_partitions": saved if fits else (chunks or 1) * k,
+        "num_partitions": saved if keeps else (chunks or 1) * k,
         "devices": None,
     }
 
@@ -249,8 +228,7 @@ class Saving(Hooks):
             raise ValueError(
                 "`filepath` must end in '.keras'. Received: "
                 f"filepath={str(filepath)!r}, of the older HDF5 format, from "
-                "which Keras cannot load a `GPipe`. Save to '.keras', or the "
-                "weights alone by `save_weights` to '.weights.h5'."
+                "which Keras cannot load a `GPipe`."
             )
         _warn_of_unlisted(self)
         with written_whole(filepath, overwrite) as path:
@@ -286,13 +264,13 @@ class Saving(Hooks):
         """
         with read_whole(filepath):
             optimizer = self.optimizer_to_be() if self.built else None
-            slots = getattr(optimizer, "variables", ())
-            # More than its own: the slots of one that has made steps.
-            if optimizer is not None and _num_of_optimizer(filepath) > len(
-                slots
-            ):
-                self.compile_as_task()
-                self.build_optimizer()
+            if optimizer is not None and str(filepath).endswith(".weights.h5"):
+                with h5py.File(filepath) as file:
+                    num_variables = len(file.get("optimizer/vars", ()))
+                # More than its own: the slots of one that has made steps.
+                if num_variables > len(getattr(optimizer, "variables", ())):
+                    self.compile_as_task()
+                    self.build_optimizer()
             with internals.assigning_by(assign_in_pieces):
                 super().load_weights(filepath, *args, **kwargs)
 
@@ -304,19 +282,19 @@ class Saving(Hooks):
     @property
     def held_random_state(self) -> RandomState | None:
         """The seeds of what the model holds beside its layers, if any."""
-        if self._built is None or not self._held_seeds():
+        built, notes = self._built, self._notes
+        if built is None:
             return None
-        if self._notes.held_random_state is None:
-            seeds = RandomState(self.name, self._held_seeds)
-            self._notes.held_random_state = seeds
-        return self._notes.held_random_state
 
-    def _held_seeds(self) -> list[keras.Variable]:
-        cells = () if self._built is None else self._built.cells
-        others = [v for cell in cells for v in cell.seeds]
-        others += [*self.weights, *self.metrics_variables]
-        known = {id(v) for v in others}
-        return [v for v in self.variables if id(v) not in known]
+        def held() -> list[keras.Variable]:
+            others = [v for cell in built.cells for v in cell.seeds]
+            others += [*self.weights, *self.metrics_variables]
+            known = {id(v) for v in others}
+            return [v for v in self.variables if id(v) not in known]
+
+        if notes.held_random_state is None:
+            notes.held_random_state = RandomState(self.name, held)
+        return notes.held_random_state if held() else None
 
     @property
     def skips(self) -> Skips | None:
@@ -346,7 +324,19 @@ class Saving(Hooks):
     ) -> Any:
         """Makes a model of what `get_config` returned."""
         config = overridden(dict(config))
-        check_devices(config["devices"], "devices" in (_overrides.get() or {}))
+        given = "devices" in (_overrides.get() or {})
+        missing = [
+            name
+            for name in config["devices"] or ()
+            if not given and resolve_device(name) is None
+        ]
+        if missing:
+            raise ValueError(
+                f"TensorFlow must list the devices: {all_devices()}. Received: "
+                f"the file's devices={config['devices']}, of which {missing} "
+                "are not. Name others by `tfgpipe.load_model(path, devices="
+                "[...])`, or pass num_partitions=1 for one device."
+            )
         build_config = config.pop("build_config", None)
         unit = config.pop("cost_unit", None)
         adapters = config.pop("adapters", 0)
@@ -359,8 +349,16 @@ class Saving(Hooks):
         if unit is not None:
             model._arguments.costs.unit = unit
         model.build_from_config(build_config)
-        if model.built:
-            check_adapters(adapters, internals.num_adapters(model))
+        left = internals.num_adapters(model)
+        if model.built and left < adapters:
+            failures.warn(
+                f"The model was saved with adapters (LoRA) in {adapters} "
+                f"layers, and has them in {left} now: as in plain Keras, what "
+                "`enable_lora` added inside of others is part of the weights "
+                "in the file. Outputs are the same, but the whole weights are "
+                "trained. Call `enable_lora` again, set `trainable = False` "
+                "where nothing is to be trained, and `compile`."
+            )
         return model
 
     def export(
@@ -396,8 +394,8 @@ class Saving(Hooks):
                 f"format={format!r}. Leave `devices` out, or take "
                 "'tf_saved_model'."
             )
-        if input_signature is None and self.built:
-            spec = self.built_for("export()").input_spec
+        if input_signature is None and self._built is not None:
+            spec = self._built.input_spec
             if self._source.input_spec is None and not tree.is_nested(spec):
                 # As `keras.Sequential`, whatever data it was built for.
                 spec = keras.KerasTensor(
@@ -421,9 +419,8 @@ class Saving(Hooks):
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds for what `get_build_config` returned."""
-        if config is None or self.built:
-            return
-        self.build_for_spec(spec_from_config(config))
+        if config is not None and not self.built:
+            self.build_for_spec(spec_from_config(config))
 
 
 @contextlib.contextmanager
@@ -440,41 +437,3 @@ def _with_devices() -> Iterator[None]:
 
     with write_out.by(write):
         yield
-
-
-def check_devices(names: Sequence[str] | None, is_given: bool) -> None:
-    """Refuses devices of a file that are not here; None for the first ones.
-
-    `is_given` if the user gave them, and not the file.
-
-    Raises:
-        ValueError: If TensorFlow does not list one of them.
-    """
-    if names is None or is_given:
-        return
-    missing = [n for n in names if resolve_device(n) is None]
-    if missing:
-        raise ValueError(
-            "The devices that the file names must be devices that TensorFlow "
-            f"lists: {all_devices()}. Received: the file's devices="
-            f"{[*names]}, of which {missing} are not. Name others by "
-            "`tfgpipe.load_model(path, devices=[...])`, or pass "
-            "num_partitions=1 to load the model onto one device."
-        )
-
-
-def check_adapters(saved: int, loaded: int) -> None:
-    """Warns of adapters (LoRA) that became part of the weights.
-
-    `saved` layers had them when the model was saved, `loaded` have them now.
-    """
-    if loaded >= saved:
-        return
-    failures.warn(
-        f"The model was saved with adapters (LoRA) in {saved} layers, and has "
-        f"them in {loaded} now: a layer that holds other layers is made "
-        "without what `enable_lora` added to those. As in plain Keras, the "
-        "file has the adapters added to the weights: outputs are the same, but "
-        "the whole weights are trained now. Call `enable_lora` again, set "
-        "`trainable = False` where nothing is to be trained, and `compile`."
-    )

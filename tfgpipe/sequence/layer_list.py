@@ -13,8 +13,7 @@ or begins in the middle.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -22,11 +21,9 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
-from tfgpipe.inputs import shapes
 from tfgpipe.internals import Nest, SymbolicCall
 from tfgpipe.partition import partition
-from tfgpipe.sequence.steps import Source, resolve_cost
-from tfgpipe.sequence.whole_model import called_model
+from tfgpipe.sequence.steps import Source, called_model, resolve_cost
 
 
 class LayerList(Source):
@@ -42,7 +39,6 @@ class LayerList(Source):
         self.models = models
         self.user_model = models[0] if models else None
         self.layers = []
-        self._is_explained = False
         left = list(items) if isinstance(items, (list, tuple)) else []
         first = left[0] if left else None
         self.input_spec = _input_spec(first)
@@ -58,25 +54,35 @@ class LayerList(Source):
         self.calls = [LayerCall(layer) for layer in self.layers]
         if self.input_spec is None and self.layers:
             self.input_spec = _declared_by(self.layers[0])
-        self._check_names()
-        if not self.problems:
-            self._check_graph(first, start)
+        by_name = {layer.name: layer for layer in self.layers}
+        doubles = {la.name for la in self.layers if by_name[la.name] is not la}
+        if doubles:
+            self.problems.append(
+                "`layers` must have different names. Received: several layers "
+                f"named {sorted(doubles)}. Pass `name=` to them."
+            )
+        if self.problems:
+            return
+        if isinstance(first, keras.layers.InputLayer):
+            first = first.output
+        if problem := _break_in(self.layers, first, start):
+            self.problems.append(
+                "`layers` must be a chain: each layer is called on what the "
+                "one before returns. Received the layers of another graph: "
+                f"{problem}. Pass the functional model itself, "
+                "`keras.Model(inputs, outputs)`. To put layers of a chain into "
+                "another order, pass copies: "
+                "`layer.from_config(layer.get_config())`."
+            )
 
     def call(self, x: Nest, training: bool | None) -> Any:
         """Calls the layers one after the other, or the model that they are."""
         for model in self.models:
             if model.built:
                 return called_model(model, x, training)
-        before = "the model's inputs"
         for layer in self.layers:
-            with _naming(layer, x, before if self._is_explained else ""):
-                x = _called(layer, x, training)
-            before = f"the outputs of layer '{layer.name}'"
+            x = _called(layer, x, training)
         return x
-
-    def explaining(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, errors say what layers must accept."""
-        return internals.replaced(self, "_is_explained", True)
 
     def opened(self) -> set[int]:
         """See `Source`; the models that have these layers."""
@@ -165,30 +171,6 @@ class LayerList(Source):
         self.layers.append(layer)
         self.costs.append(cost)
 
-    def _check_names(self) -> None:
-        by_name = {layer.name: layer for layer in self.layers}
-        doubles = sorted(
-            {la.name for la in self.layers if by_name[la.name] is not la}
-        )
-        if doubles:
-            self.problems.append(
-                "`layers` must have different names. Received: several layers "
-                f"named {doubles}. Pass `name=` to them."
-            )
-
-    def _check_graph(self, first: Any, start: int) -> None:
-        if isinstance(first, keras.layers.InputLayer):
-            first = first.output
-        if problem := _Chain(self.layers).problem(first, start):
-            self.problems.append(
-                "`layers` must be a chain: each layer is called on what the "
-                "one before returns. Received the layers of another graph: "
-                f"{problem}. Pass the functional model itself, "
-                "`keras.Model(inputs, outputs)`. To put layers of a chain into "
-                "another order, pass copies: "
-                "`layer.from_config(layer.get_config())`."
-            )
-
 
 def is_pair(item: Any) -> bool:
     """Returns whether an item of a list is a pair with its cost."""
@@ -223,73 +205,56 @@ def _declared_by(layer: keras.layers.Layer) -> keras.KerasTensor | None:
     return keras.Input(inputs[0].shape[1:], dtype=inputs[0].dtype)
 
 
-class _Chain:
-    """Follows the layers, in the order of the list, through their graphs."""
+def _break_in(
+    layers: Sequence[keras.layers.Layer], first: Any, start: int
+) -> str | None:
+    """Names the layer at which layers are no chain in their graphs, or None.
 
-    def __init__(self, layers: Sequence[keras.layers.Layer]):
-        self._layers = layers
-        self._ids = {id(layer) for layer in layers}
-        self._inputs: set[int] = set()  # tensors that earlier layers take
+    `first` is the `keras.KerasTensor` before them, or another first item;
+    `start` the index of the first layer in the user's list.
+    """
+    listed = {id(layer) for layer in layers}
+    taken: set[int] = set()  # tensors that earlier layers take
+    source = internals.producer(first)
+    # The call that made an input, if others take it.
+    before: list[SymbolicCall] = []
+    if source is not None and internals.calls_on(source):
+        before = internals.symbolic_calls(source)
 
-    def problem(self, first: Any, start: int) -> str | None:
-        """Says how the layers' graph is no chain of the layers, or None.
-
-        `first` is the `keras.KerasTensor` before them, or another first item;
-        `start` the index of the first layer in the user's list.
-        """
-        before, name = _input_calls(first), "the input"
-        for i, layer in enumerate(self._layers, start):
-            calls = internals.symbolic_calls(layer)
-            following = [c for c in calls if self._follows(c, before)]
-            if calls and not following:
-                return (
-                    f"layer '{layer.name}' at index {i}, which was called on "
-                    f"{_names(calls)}, not on the outputs of {name} alone"
-                )
-            for call in calls:
-                self._inputs |= _ids(call.inputs)
-            before, name = following, f"layer '{layer.name}'"
-        return self._problem_after(before)
-
-    def _follows(self, call: SymbolicCall, before: list[SymbolicCall]) -> bool:
+    def follows(call: SymbolicCall) -> bool:
         """Returns whether a call is next in the chain, or begins another."""
         if any(_ids(call.inputs) == _ids(c.outputs) for c in before):
             return True
-        sources = [internals.producer(t) for t in call.inputs]
-        if any(id(source) in self._ids for source in sources):
+        sources = [internals.producer(tensor) for tensor in call.inputs]
+        if any(id(source) in listed for source in sources):
             return False
-        are_layers = not any(_is_operation(source) for source in sources)
-        is_fork = bool(_ids(call.inputs) & self._inputs)
-        return not is_fork and (are_layers or not before)
+        is_fork = bool(_ids(call.inputs) & taken)
+        return not is_fork and not (before and any(map(_is_operation, sources)))
 
-    def _problem_after(self, last: list[SymbolicCall]) -> str | None:
-        """Says which operation takes the outputs of the last layer, or None."""
-        following: list[Any] = []
-        for call in last:
-            users = [
-                c.operation
-                for c in internals.calls_on(self._layers[-1])
-                if _ids(c.inputs) & _ids(call.outputs)
-            ]
-            following = [
-                u for u in users if id(u) in self._ids or _is_operation(u)
-            ]
-            if not following:
-                return None
-        if not following:
-            return None
-        return (
-            f"layer '{self._layers[-1].name}' at the end, whose outputs go to "
-            f"{_quoted(following)}"
-        )
-
-
-def _input_calls(first: Any) -> list[SymbolicCall]:
-    """Returns the call that made an input, if others take it."""
-    layer = internals.producer(first)
-    if layer is None or not internals.calls_on(layer):
-        return []
-    return internals.symbolic_calls(layer)
+    for i, layer in enumerate(layers, start):
+        calls = internals.symbolic_calls(layer)
+        following = [call for call in calls if follows(call)]
+        if calls and not following:
+            return (
+                f"layer '{layer.name}' at index {i}, which was called on other "
+                "tensors than the outputs of the one before alone"
+            )
+        taken |= {key for call in calls for key in _ids(call.inputs)}
+        before = following
+    users = [
+        [
+            c.operation
+            for c in internals.calls_on(layers[-1])
+            if _ids(c.inputs) & _ids(call.outputs)
+        ]
+        for call in before
+    ]
+    if users and all(
+        any(id(user) in listed or _is_operation(user) for user in users_of_call)
+        for users_of_call in users
+    ):
+        return f"layer '{layers[-1].name}' at the end, whose outputs go on"
+    return None
 
 
 def _is_operation(source: keras.Operation | None) -> bool:
@@ -299,20 +264,6 @@ def _is_operation(source: keras.Operation | None) -> bool:
 
 def _ids(tensors: Iterable[keras.KerasTensor]) -> set[int]:
     return {id(tensor) for tensor in tensors}
-
-
-def _names(calls: list[SymbolicCall]) -> str:
-    return _quoted(internals.producer(t) for c in calls for t in c.inputs)
-
-
-def _quoted(operations: Iterable[keras.Operation]) -> str:
-    """Names layers and operations, each once."""
-    texts = [
-        f"{'layer' if isinstance(o, keras.layers.Layer) else 'operation'} "
-        f"'{getattr(o, 'name', o)}'"
-        for o in operations
-    ]
-    return " and ".join(dict.fromkeys(texts))
 
 
 def _called(layer: keras.layers.Layer, x: Nest, training: bool | None) -> Any:
@@ -333,18 +284,3 @@ def _called(layer: keras.layers.Layer, x: Nest, training: bool | None) -> Any:
     (copy,) = internals.copies_of(y, 1)
     internals.set_mask(copy, new_mask)
     return copy
-
-
-@contextlib.contextmanager
-def _naming(layer: keras.layers.Layer, x: Nest, before: str) -> Iterator[None]:
-    """Inside, errors say that a layer must accept `before`, if not empty."""
-    try:
-        yield
-    except Exception as error:
-        if not before:
-            raise
-        raise ValueError(
-            f"Layer '{layer.name}' must accept {before}. Received: tensors of "
-            f"shape {shapes(x)}, and this {type(error).__name__}: {error}\n"
-            "Check the order of the layers and their sizes."
-        ) from error

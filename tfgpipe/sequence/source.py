@@ -1,17 +1,198 @@
-"""The source of a `GPipe`: a list of layers, or a model, checked."""
+"""The source of a `GPipe`: a list of layers, or a model, checked.
+
+A model, functional or with a `call` of its own, is called as it is.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.cells import LayerCall
+from tfgpipe.internals import Nest
+from tfgpipe.sequence import steps
 from tfgpipe.sequence.layer_list import LayerList, is_pair
-from tfgpipe.sequence.whole_model import GraphCall, WholeModel, has_graph
 from tfgpipe.state import is_synchronized
+
+
+class GraphCall(LayerCall):
+    """A call of a layer or an operation in the graph of a model, its source."""
+
+    def __init__(self, operation: keras.Operation, source: WholeModel):
+        super().__init__(operation)
+        self.source = source
+
+
+class WholeModel(steps.Source):
+    """A model that is called as it is, see `Source`.
+
+    The calls of a functional one are known, also inside of functional models.
+    A tensor goes from the cell that makes it to the cells that take it:
+
+        x --> conv --> pool --> conv --> upsample --> concatenate --> y
+                |________________________________________|
+
+    Attributes:
+        model: The model.
+        is_functional: Whether it has a graph.
+        trainer: Returns the `GPipe` that is compiled for it, or None.
+    """
+
+    model: keras.Model
+
+    def __init__(self, model: keras.Model):
+        super().__init__()
+        self.model = self.user_model = model
+        self.models = []
+        self.trainer: Callable[[], Any] = lambda: None
+        self.layers = [model]
+        self._opened: list[keras.Model] = []
+        self.is_functional = has_graph(model)
+        if self.is_functional:
+            self.models = [model]
+            self.layers = internals.direct_layers(model)
+            self.input_spec = model.input
+            self.problems = _problems(model)
+            self.calls = [
+                GraphCall(called, self) for called in self._called(model)
+            ]
+            self.costs = [None] * len(self.calls)
+
+    def call(self, x: Nest, training: bool | None) -> Any:
+        """Calls the model, which sees that its trainer is compiled."""
+        trainer = self.trainer()
+        if trainer is None or not trainer.compiled:
+            return steps.called_model(self.model, x, training)
+        with (
+            internals.replaced(self.model, "compiled", True),
+            internals.replaced(self.model, "optimizer", trainer.optimizer),
+        ):
+            return steps.called_model(self.model, x, training)
+
+    def with_costs(self, costs: list[Any]) -> WholeModel:
+        """Returns the same model with other costs of its calls."""
+        other = copy.copy(self)
+        other.costs = costs
+        return other
+
+    def opened(self) -> set[int]:
+        """The ids of models that have calls of their own."""
+        return {id(model) for model in self._opened}
+
+    def _called(self, model: keras.Model) -> Iterator[keras.Operation]:
+        """Yields the operations of a model's graph, in Keras's order."""
+        self._opened.append(model)
+        for call in internals.graph_calls(_functional(model)):
+            if _functional(call.operation) is None:
+                yield call.operation
+            else:
+                yield from self._called(call.operation)
+
+    def arranged(self, x: Nest) -> Any:
+        """Returns data in the structure of the inputs of a functional model.
+
+        It takes a dict by the names of inputs, and lists for tuples.
+
+        Raises:
+            ValueError: If there are other inputs.
+        """
+        if not self.is_functional:
+            return x
+        names = [tensor.name for tensor in self.model.inputs]
+        spec, flat = self.input_spec, tree.flatten(x)
+        if isinstance(x, dict) and isinstance(spec, dict):
+            flat = tree.flatten({k: v for k, v in x.items() if k in spec})
+        elif isinstance(x, dict) and set(names) <= set(x):
+            flat = [x[name] for name in names]
+        if len(flat) != len(names):
+            raise ValueError(
+                f"`x` must have the inputs of model '{self.model.name}', "
+                f"{names}. Received: {len(tree.flatten(x))} tensors"
+                + (f" named {sorted(x)}." if isinstance(x, dict) else ".")
+            )
+        return tree.pack_sequence_as(spec, flat)
+
+    def config(self) -> dict[str, Any]:
+        """Returns the model as plain values."""
+        config = {"model": keras.saving.serialize_keras_object(self.model)}
+        if self.is_functional:
+            config["graph"] = graph_hash(self.model)
+        return config
+
+
+def has_graph(model: keras.Model) -> bool:
+    """Returns whether a model is functional, without another `call`."""
+    is_list = isinstance(model, keras.Sequential)
+    return not is_list and internals.is_functional(model)
+
+
+def _functional(operation: keras.Operation) -> keras.Model | None:
+    """Returns the functional model that an operation is, or None."""
+    if isinstance(operation, keras.Sequential):
+        operation = internals.functional_of(operation)
+    return operation if internals.is_functional(operation) else None
+
+
+def graph_hash(model: keras.Model) -> str:
+    """Returns a hash of a model's graph, the same for equal graphs.
+
+    It has the classes of layers alone: a file may give them other names.
+    """
+    inputs = [f"input {i}" for i, _ in enumerate(model.inputs)]
+    return _hash(_computed(model, inputs))
+
+
+def _computed(model: keras.Model, inputs: list[str]) -> list[str]:
+    """Returns texts of the outputs of a model, by texts of its inputs."""
+    texts = dict(zip(map(id, model.inputs), inputs))
+    for call in internals.graph_calls(model):
+        leaves = tree.flatten((call.args, call.kwargs))
+        arguments = [texts[id(leaf)] for leaf in leaves if id(leaf) in texts]
+        inner = _functional(call.operation)
+        if inner is not None and len(arguments) == len(inner.inputs):
+            outputs = _computed(inner, arguments)
+        else:
+            name, text = type(call.operation).__name__, _hash(arguments)
+            outputs = [
+                f"{name} of {text}, {i}" for i in range(len(call.outputs))
+            ]
+        texts.update(zip(map(id, call.outputs), outputs))
+    return [texts[id(tensor)] for tensor in tree.flatten(model.output)]
+
+
+def _hash(texts: list[str]) -> str:
+    # A text of all that a tensor follows from would grow at each use.
+    return hashlib.sha256(", ".join(texts).encode()).hexdigest()
+
+
+def _problems(model: keras.Model) -> list[str]:
+    """Returns errors of inputs that a pipeline cannot take."""
+    problems = []
+    # Layers with a state for each row ask for their number, and are refused.
+    is_stateful = any(
+        getattr(layer, "stateful", False) is True
+        for layer in internals.flat_layers(model)
+    )
+    for tensor in model.inputs:
+        has_rows = not tensor.shape or tensor.shape[0] is not None
+        is_sparse = tensor.sparse or tensor.ragged
+        if is_sparse or (has_rows and not is_stateful):
+            problems.append(
+                "The inputs of a model must be dense, and take batches of any "
+                f"size. Received: the input '{tensor.name}' of model "
+                f"'{model.name}', of shape {tensor.shape}"
+                f"{', sparse or ragged' if is_sparse else ''}. Make it with "
+                "`keras.Input(shape)`, where `shape` is that of a row."
+            )
+    return problems
+
 
 Source = LayerList | WholeModel
 
@@ -86,41 +267,32 @@ def _has_own_call(model: keras.Model) -> bool:
 
 def _check_model(model: keras.Model) -> None:
     """Refuses a model whose class does more than its layers, or its `call`."""
-    cls = type(model)
+    cls, received = type(model), f"'{model.name}', a {type(model).__name__}"
     has_none = cls.call is keras.Model.call and "call" not in vars(model)
     if _has_own_call(model) and has_none:
-        cure = (
-            "Define `call` in its class, or pass `keras.Model(inputs, outputs)`"
-        )
-        if cls.train_step is not keras.Model.train_step:
-            cure = (
-                "Its `train_step` says what it trains: pass that model to a "
-                "subclass of `tfgpipe.GPipe`, which holds the rest, such as a "
-                "normaliser and an average of the weights, and whose "
-                "`train_step` makes inputs and labels and calls "
-                "`super().train_step((x, y))`, see "
-                "docs/training.md#training-of-your-own"
-            )
         raise ValueError(
             "A model must have a `call`, or be functional. Received: "
-            f"'{model.name}', a {cls.__name__} with neither. {cure}."
+            f"{received} with neither. Define `call` in its class, or pass "
+            "`keras.Model(inputs, outputs)`. Where a `train_step` says what is "
+            "trained, pass that model to a subclass of `tfgpipe.GPipe`, whose "
+            "`train_step` makes inputs and labels and calls "
+            "`super().train_step((x, y))`, see "
+            "docs/training.md#training-of-your-own."
         )
     if _has_own_call(model) and model.activity_regularizer is not None:
         raise ValueError(
             "A model must have no `activity_regularizer` of its own. Received: "
-            f"'{model.name}', a {cls.__name__} with one. Add what it says by "
-            "`self.add_loss` in its `call`, divided by the number of rows."
+            f"{received} with one. Add what it says by `self.add_loss` in its "
+            "`call`, divided by the number of rows."
         )
-    overridden = _overridden(model)
-    if overridden:
+    if overridden := _overridden(model):
         raise ValueError(
             "A model must be trained in Keras's way: a `GPipe` has steps, "
-            "losses and metrics of its own. Received: "
-            f"'{model.name}', a {cls.__name__} that overrides "
-            f"{', '.join(overridden)}. Override them in a subclass of "
-            "`tfgpipe.GPipe`, in which a step calls that of its base, as "
-            "`super().train_step(data)`; and pass a model without them, as "
-            "`keras.Model(model.inputs, model.outputs)` of a functional one."
+            f"losses and metrics of its own. Received: {received} that "
+            f"overrides {', '.join(overridden)}. Override them in a subclass "
+            "of `tfgpipe.GPipe`, in which a step calls that of its base; and "
+            "pass a model without them, as `keras.Model(model.inputs, "
+            "model.outputs)` of a functional one."
         )
     may_prepare = (
         not hasattr(cls, _PREPARES)  # which `GPipe` calls, too
@@ -129,9 +301,8 @@ def _check_model(model: keras.Model) -> None:
     if cls.fit is not keras.Model.fit and may_prepare:
         warnings.warn(
             "A `GPipe` does not call the `fit` of a model's class, which may "
-            "prepare the data. Received: "
-            f"'{model.name}', a {cls.__name__} with a `fit` of its own. Hand "
-            "over data as the layers take them.",
+            f"prepare the data. Received: {received} with a `fit` of its own. "
+            "Hand over data as the layers take them.",
             stacklevel=2,
         )
 
@@ -183,21 +354,15 @@ def layers_of(model: keras.Model) -> list[Any]:
     ['hidden', 'sum']
     >>> pipeline = tfgpipe.GPipe([(calls[0], 3.0), (calls[1], 1.0)], 1)
     """
-    if not isinstance(model, keras.Model):
-        raise ValueError(
-            "`model` must be a functional `keras.Model`, or a "
-            f"`keras.Sequential`. Received: model={model!r}. A list of layers "
-            "is taken as it is by `GPipe`."
-        )
-    source = source_of(model)
+    source = source_of(model) if isinstance(model, keras.Model) else None
     if isinstance(source, LayerList):
         return _items(model)
-    if not source.is_functional:
+    if source is None or not source.is_functional:
         raise ValueError(
-            "`model` must be functional, or a `keras.Sequential`: which layers "
-            "a `call` of its own calls is known when it has run. Received: "
-            f"'{model.name}', a {type(model).__name__}. Pass the model to "
-            "`GPipe` itself; `cells()` shows what it calls."
+            "`model` must be a functional `keras.Model`, or a "
+            f"`keras.Sequential`. Received: model={model!r}. `GPipe` itself "
+            "takes a list of layers, and a model with a `call` of its own, of "
+            "which `cells()` shows what it calls."
         )
     return [*source.calls]
 
@@ -224,7 +389,19 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
         if isinstance(model, keras.Sequential) or _has_own_call(model):
             return model
         whole = WholeModel(model)
-        whole.check_read(config.pop("graph", None))
+        # Keras tells the calls of a layer apart by their numbers, which are
+        # others where a model inside is made first, of the layer's own tensors.
+        graph = graph_hash(model)
+        if config.pop("graph", graph) != graph:
+            raise ValueError(
+                "A file must be read as the model that was written. Received: "
+                f"model '{model.name}', in which other layers were called, or "
+                "on other tensors: Keras confuses the calls of a layer where a "
+                "model holds a model of its own tensors. Make the inner model "
+                "of an input of its own, `inner = keras.Model(x, layer(x))` "
+                "with `x = keras.Input(shape)`. The weights of this file can "
+                "be read by `load_weights` of a model that is made again."
+            )
         config.pop("wiring", None)  # of older versions, which counted others
         if len(costs) != len(whole.calls):
             config["layers_per_cell"] = None
@@ -251,50 +428,42 @@ def check_supported(
     Raises:
         ValueError: If there is one.
     """
-    for layer in layers:
-        for inner in internals.flat_layers(layer):
-            if reason := _unsupported(inner, num_micro_batches, num_replicas):
-                raise ValueError(
-                    "A layer must treat micro-batches as it treats their "
-                    f"mini-batch. Received: layer '{inner.name}' with {reason}"
-                )
-
-
-def _unsupported(
-    layer: keras.layers.Layer, num_micro_batches: int, num_replicas: int
-) -> str | None:
-    """Says why a pipeline cannot train a layer as Keras would, or None."""
     is_split = num_micro_batches * num_replicas > 1
-    if is_split and getattr(layer, "renorm", False) is True:
-        return (
-            "renorm=True, which normalises by its moving statistics, and "
-            f"num_micro_batches={num_micro_batches}"
-            + (f" in {num_replicas} replicas" if num_replicas > 1 else "")
-            + ". Pass renorm=False, or num_micro_batches=1"
-            + (" and no replicas." if num_replicas > 1 else ".")
-        )
-    is_known = isinstance(
-        layer, keras.layers.BatchNormalization
-    ) and not internals.has_own_moments(layer)
-    if num_replicas > 1 and is_synchronized(layer) and not is_known:
-        return (
-            "synchronized=True, which takes moments over replicas, and "
-            f"{num_replicas} replicas. Pass synchronized=False, or use a "
-            "`keras.layers.BatchNormalization`, which computes its moments "
-            "in Keras's way."
-        )
-    if getattr(layer, "stateful", False) is True:
-        return (
-            "stateful=True, which keeps a state for every row of a batch. "
-            "Pass stateful=False, and make the states inputs and outputs of "
-            "the model, by `initial_state` and return_state=True: a subclass "
-            "of `GPipe` hands them on from batch to batch, see "
-            "docs/your_model.md#states-from-batch-to-batch."
-        )
-    if internals.remat_mode(layer) is not None:
-        return (
-            "a `keras.RematScope` around it, which recomputes the layer in "
-            "its own way. Make the layer outside of the scope, and choose "
-            "what is recomputed with `remat`."
-        )
-    return None
+    flat = [one for layer in layers for one in internals.flat_layers(layer)]
+    for layer in flat:
+        is_known = isinstance(
+            layer, keras.layers.BatchNormalization
+        ) and not internals.has_own_moments(layer)
+        reason = None
+        if is_split and getattr(layer, "renorm", False) is True:
+            reason = (
+                "renorm=True, which normalises by its moving statistics, "
+                f"num_micro_batches={num_micro_batches} and {num_replicas} "
+                "replicas. Pass renorm=False, or num_micro_batches=1 and no "
+                "replicas."
+            )
+        elif num_replicas > 1 and is_synchronized(layer) and not is_known:
+            reason = (
+                "synchronized=True, which takes moments over replicas, and "
+                f"{num_replicas} replicas. Pass synchronized=False, or use a "
+                "`keras.layers.BatchNormalization`, which computes its moments "
+                "in Keras's way."
+            )
+        elif getattr(layer, "stateful", False) is True:
+            reason = (
+                "stateful=True, which keeps a state for every row of a batch. "
+                "Pass stateful=False, and make the states inputs and outputs "
+                "of the model, by `initial_state` and return_state=True, see "
+                "docs/your_model.md#states-from-batch-to-batch."
+            )
+        elif internals.remat_mode(layer) is not None:
+            reason = (
+                "a `keras.RematScope` around it, which recomputes the layer in "
+                "its own way. Make the layer outside of the scope, and choose "
+                "what is recomputed with `remat`."
+            )
+        if reason is not None:
+            raise ValueError(
+                "A layer must treat micro-batches as it treats their "
+                f"mini-batch. Received: layer '{layer.name}' with {reason}"
+            )

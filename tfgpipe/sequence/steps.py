@@ -17,7 +17,6 @@ runs: each section is a step.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -27,6 +26,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe.cells import (
     LayerCall,
     Outline,
@@ -130,13 +130,7 @@ class Source:
             self._check_rows(run)
         if not self.calls:
             return output, run.flops
-        costs = [
-            None if cost is None else _cost_of_call(call, cost, arguments)
-            for call, cost, arguments in zip(
-                self.calls, self.costs, self.arguments
-            )
-        ]
-        return output, self.spread(costs)
+        return output, self._spread()
 
     def _check_rows(self, run: Outline) -> None:
         """Refuses outputs that are not one a row.
@@ -148,38 +142,29 @@ class Source:
             ValueError: If an output has no row for each row of the inputs, or
                 another axis that depends on their number.
         """
-        shape_of = _shapes_for(run.traced, _MANY_ROWS)
-        other_shape_of = shape_of
+        traced = run.traced
+        shape_of = other_shape_of = _shapes_for(traced, _MANY_ROWS)
         # An axis that follows from the rows has another length with others.
-        outputs = [t for t in run.traced.outputs if t is not None]
-        if any(t.shape.rank is None or None in t.shape[1:] for t in outputs):
-            other_shape_of = _shapes_for(run.traced, _FEWER_ROWS)
-        wrong = []
-        for (path, spec), tensor in zip(
-            tree.flatten_with_path(run.output), run.traced.outputs
+        if any(
+            t is not None and (t.shape.rank is None or None in t.shape[1:])
+            for t in traced.outputs
         ):
-            if tensor is None:
-                continue
+            other_shape_of = _shapes_for(traced, _FEWER_ROWS)
+        for (path, spec), tensor in zip(
+            tree.flatten_with_path(run.output), traced.outputs
+        ):
             shape, other = shape_of(tensor), other_shape_of(tensor)
             if shape is None or other is None:
                 continue
-            if (
-                not shape
-                or shape[0] not in (None, _MANY_ROWS)
-                or shape[1:] != other[1:]
-            ):
-                text = ".".join(map(str, path))
-                wrong.append(
-                    f"output {text and repr(text) + ' '}of shape {spec.shape}, "
-                    f"made by {self._maker_of(run, tensor)}"
-                )
-        if wrong:
-            of = "" if self.model is None else f" of model '{self.model.name}'"
+            if shape[:1] in ([None], [_MANY_ROWS]) and shape[1:] == other[1:]:
+                continue
+            name = ".".join(map(str, path))
             raise ValueError(
                 "A model must have outputs with a row for each row of the "
                 "batch, and no other axis that depends on their number, if "
-                "there is more than one micro-batch. Received: "
-                f"{' and '.join(wrong)}{of}. Return what they are computed "
+                "there is more than one micro-batch. Received: output "
+                f"{name and repr(name) + ' '}of shape {spec.shape}, made by "
+                f"{self._maker_of(run, tensor)}. Return what it is computed "
                 "from, and compute what needs the whole batch in the loss, or "
                 "pass num_micro_batches=1."
             )
@@ -190,7 +175,7 @@ class Source:
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
             return "no call"
-        return f"'{self.call_of(run.step_of(tensor))}'"
+        return f"'{self._call_of(run.step_of(tensor))}'"
 
     def take_traced(self) -> TracedModel | None:
         """Returns the graph of the run on shapes, once: it may be added to."""
@@ -216,16 +201,15 @@ class Source:
             (spec, example), (True, False)
         ):
             try:
-                with self.explaining():
-                    run = outline(
-                        self.call,
-                        self.layers,
-                        sizes,
-                        operation_flops,
-                        self._starts,
-                        training,
-                        is_split,
-                    )
+                run = outline(
+                    self.call,
+                    self.layers,
+                    sizes,
+                    operation_flops,
+                    self._starts,
+                    training,
+                    is_split,
+                )
             except Exception as error:
                 errors.append(error)
                 continue
@@ -233,10 +217,6 @@ class Source:
                 return run, run.output
             return run, tree.map_structure(_of_any_size, run.output)
         raise errors[0]
-
-    def explaining(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, errors name the layer, and what it must accept."""
-        return contextlib.nullcontext()
 
     # ------------------------------------------------------ calls and steps
     def _starts(
@@ -253,7 +233,10 @@ class Source:
         for i, call in enumerate(self._calls_of(sections)):
             if call is not None:
                 sections_of_calls[call].append(i)
-        sizes = [_num_values(call.layer) for call in self.calls]
+        sizes = [
+            sum(math.prod(weight.shape) for weight in call.layer.weights)
+            for call in self.calls
+        ]
         are_few = len(sizes) * SHARE < 1
         starts = []
         for indexes, size in zip(sections_of_calls, sizes):
@@ -307,15 +290,20 @@ class Source:
             is_whole(call.operation) for call in self.calls
         )
 
-    def spread(self, costs: Sequence[float | None]) -> list[float]:
-        """Returns the costs of steps from costs of calls; FLOPs for None."""
+    def _spread(self) -> list[float]:
+        """Returns the costs of steps; of calls, some are the user's."""
         of_steps: list[float] = []
-        for cost, count in zip(costs, self._counts, strict=True):
-            flops = self.flops[len(of_steps) : len(of_steps) + count]
+        for call, cost, arguments, count in zip(
+            self.calls, self.costs, self.arguments, self._counts, strict=True
+        ):
+            shares = self.flops[len(of_steps) : len(of_steps) + count]
             if cost is not None:
-                shares = flops if any(flops) else [1.0] * count
-                flops = [cost * (share / sum(shares)) for share in shares]
-            of_steps += flops
+                specs = tree.map_structure(_as_spec, arguments)
+                spec = specs[0] if len(specs) == 1 else specs
+                value = resolve_cost(call.layer, cost, spec)
+                shares = shares if any(shares) else [1.0] * count
+                shares = [value * (share / sum(shares)) for share in shares]
+            of_steps += shares
         return of_steps
 
     def by_call(self, costs: Sequence[float]) -> list[float]:
@@ -325,7 +313,7 @@ class Source:
         ends = itertools.accumulate(self._counts, initial=0)
         return [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
 
-    def call_of(self, step: int) -> str:
+    def _call_of(self, step: int) -> str:
         """Returns the name of a step's call."""
         if not self.calls:
             return str(self.steps[step].section.name)
@@ -371,29 +359,22 @@ class Source:
         return cut_graph(costs, self.live_bytes, num_partitions, others)
 
 
+def called_model(model: keras.Model, x: Nest, training: bool | None) -> Any:
+    """Calls a model as Keras's steps do; None for its own default."""
+    if training is not None and internals.takes_training(model):
+        return model(x, training=training)
+    return model(x)
+
+
 def too_many_cells(
     num_partitions: int, num_layers: int, default: str = ""
 ) -> str:
     """Says that there are fewer layers than cells."""
     return (
-        "`num_partitions` must be at most the number of layers, "
-        f"{num_layers}. Received: num_partitions={num_partitions}{default}. "
-        "Ask for fewer cells."
+        f"`num_partitions` must be at most the number of layers, {num_layers}. "
+        f"Received: num_partitions={num_partitions}{default}. Ask for fewer "
+        "cells."
     )
-
-
-def _num_values(layer: keras.layers.Layer) -> int:
-    """Returns the number of values of a layer's weights."""
-    return sum(math.prod(weight.shape) for weight in layer.weights)
-
-
-def _cost_of_call(
-    call: LayerCall, cost: Any, arguments: tuple[Any, ...]
-) -> float:
-    """Returns the cost of a call that the user gave."""
-    specs = tree.map_structure(_as_spec, arguments)
-    spec = specs[0] if len(specs) == 1 else specs
-    return resolve_cost(call.layer, cost, spec)
 
 
 def resolve_cost(
@@ -405,7 +386,7 @@ def resolve_cost(
     `input_spec`, a nest of `keras.KerasTensor`, that returns one.
 
     Raises:
-        ValueError: If it is something else, or the function fails.
+        ValueError: If it is something else.
 
     Example:
 
@@ -413,34 +394,15 @@ def resolve_cost(
     >>> resolve_cost(keras.layers.Dense(4), lambda layer, x: layer.units, spec)
     4.0
     """
-    if not callable(cost):
-        if is_amount(cost):
-            return float(cost)
-        raise _bad_cost(layer, f"cost={cost!r}")
-    try:
-        value = cost(layer, input_spec)
-    except Exception as error:
-        raise _bad_cost(
-            layer,
-            "its function, called for an input of shape "
-            f"{_shapes(input_spec)}, raised {type(error).__name__}: {error}",
-        ) from error
+    value = cost(layer, input_spec) if callable(cost) else cost
     if is_amount(value):
         return float(value)
-    raise _bad_cost(layer, f"its function returned {value!r}")
-
-
-def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
-    return ValueError(
+    raise ValueError(
         f"`cost` of layer '{layer.name}' must be a finite number that is not "
         "negative, or a function of (layer, input spec) that returns one. "
-        f"Received: {received}. "
-        "Pass the layer without a cost to have its FLOPs estimated."
+        f"Received: {value!r}. Pass the layer without a cost to have its FLOPs "
+        "estimated."
     )
-
-
-def _shapes(input_spec: Nest) -> Any:
-    return tree.map_structure(lambda x: getattr(x, "shape", None), input_spec)
 
 
 def _as_spec(tensor: Any) -> Any:
@@ -453,7 +415,7 @@ def _as_spec(tensor: Any) -> Any:
 
 def _shapes_for(
     traced: TracedModel, rows: int
-) -> Callable[[tf.Tensor], list[int | None] | None]:
+) -> Callable[[tf.Tensor | None], list[int | None] | None]:
     """Returns a function that tells shapes for so many rows, or None."""
     operations = traced.operations_for(rows, _ANY_LENGTH)
     if operations is None:  # that length does not suit the model
@@ -462,8 +424,8 @@ def _shapes_for(
         t.shape.rank and t.shape[0] is None for t in traced.x if t is not None
     )
 
-    def shape_of(tensor: tf.Tensor) -> list[int | None] | None:
-        if operations is None or not has_any_rows:
+    def shape_of(tensor: tf.Tensor | None) -> list[int | None] | None:
+        if tensor is None or operations is None or not has_any_rows:
             return None
         sized = operations[tensor.op.name].outputs[tensor.value_index]
         return None if sized.shape.rank is None else sized.shape.as_list()

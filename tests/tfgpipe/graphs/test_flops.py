@@ -380,17 +380,6 @@ def test_resolve_cost_function_gets_layer_and_spec():
     assert seen == [(layer, inputs)]
 
 
-def test_resolve_cost_function_that_fails_is_named_with_its_layer():
-    layer = layers.Dense(3, name="mine")
-    with pytest.raises(
-        ValueError,
-        match=r"`cost` of layer 'mine' .* an input of shape \(None, 4\), "
-        r"raised AttributeError: 'Dense' .*'size'\. Pass the layer without",
-    ) as error:
-        resolve_cost(layer, lambda layer, x: layer.size, spec(4))
-    assert isinstance(error.value.__cause__, AttributeError)
-
-
 @pytest.mark.parametrize(
     "cost", [-1, -0.5, math.nan, math.inf, True, "3", 1j, [1], 10**400]
 )
@@ -399,5 +388,5 @@ def test_resolve_cost_no_cost_is_an_error(cost):
     with pytest.raises(ValueError, match="`cost` of layer 'mine'") as error:
         resolve_cost(layer, cost, spec(3))
     assert repr(cost) in str(error.value)
-    with pytest.raises(ValueError, match="its function returned"):
+    with pytest.raises(ValueError, match="`cost` of layer 'mine'"):
         resolve_cost(layer, lambda layer, x: cost, spec(3))

@@ -725,17 +725,6 @@ def test_pipeline_that_has_seen_no_data_may_be_inside_another():
     assert devices == ["0"] * 2 + ["1"] * 4  # cut inside of it
 
 
-class Silent(kl.Layer):
-    def call(self, x):
-        raise NotImplementedError
-
-
-def test_layer_that_cannot_be_run_is_refused():
-    match = "(?s)Layer 'silent' must accept .*this NotImplementedError"
-    with pytest.raises(ValueError, match=match):
-        tfgpipe.GPipe([keras.Input((4,)), Silent(), kl.Dense(2)], 2)
-
-
 @pytest.mark.parametrize("name", ["call", "__call__"])
 def test_subclass_with_a_call_of_its_own_is_refused(name):
     """`fit` went by the layers, and only `model(x)` used it."""
@@ -789,7 +778,9 @@ def test_devices_that_wait_for_each_other_are_told_of_in_the_first_fit():
     (message,) = waits(train, 2)
     assert "the default of `num_micro_batches`" in message
     assert "Pass num_micro_batches=8" in message
-    assert "or pass num_micro_batches=1 if it is their memory" in message
+    assert "or num_micro_batches=1 if it is their memory" in " ".join(
+        message.split()
+    )
     (message,) = waits(train, 2, 8)
     assert "a mini-batch of 4 rows is split into 4 micro-batches" in message
     with tfgpipe.PipelineStrategy(2, 2).scope():
