@@ -96,9 +96,9 @@ def _refusal(variable: keras.Variable) -> ValueError:
     return ValueError(
         "A model that was made in `tfgpipe.deferred()` must become a "
         "`tfgpipe.GPipe` before its weights are used. Received: variable "
-        f"'{variable.path}' of shape {tuple(variable.shape)}, which has "
-        "no value yet. Make `tfgpipe.GPipe(model, ...)` first; or make what is in no "
-        "`GPipe` outside of the scope. A preset of KerasHub is loaded by "
+        f"'{variable.path}' of shape {tuple(variable.shape)}, which has no "
+        "value yet. Make `tfgpipe.GPipe(model, ...)` first; or make what is in "
+        "no `GPipe` outside of the scope. A preset of KerasHub is loaded by "
         "`tfgpipe.load_preset(task, preset)`, without the scope."
     )
 

@@ -370,8 +370,8 @@ class GPipe(Saving, Rehearsals, OwnSteps):
             raise ValueError(
                 "`generate` needs a `GPipe` of a task of KerasHub, whose "
                 "`generate_step` calls its layers on a cache, as by "
-                f"`call_with_cache`. Received: '{what}', which has none. Make it "
-                "of the task itself, not of its backbone or its layers."
+                f"`call_with_cache`. Received: '{what}', which has none. Make "
+                "it of the task itself, not of its backbone or its layers."
             )
         if num_groups is not None:
             (num_groups,) = checked_counts(num_groups=num_groups)

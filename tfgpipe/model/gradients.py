@@ -25,8 +25,9 @@ def _refuse_tapes(*_: Any) -> None:
     raise ValueError(
         "What `loss_and_gradients` returns must not be differentiated by a "
         "tape: it has gone through the pipeline and back already. Take the "
-        "gradients that it returns. For others, call the model inside the tape, "
-        "`model(x, training=True)`: layer by layer, without micro-batches."
+        "gradients that it returns. For others, call the model inside the "
+        "tape, `model(x, training=True)`: layer by layer, without "
+        "micro-batches."
     )
 
 

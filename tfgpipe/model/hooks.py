@@ -324,8 +324,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             raise ValueError(
                 "A `GPipe` must be used in the scope of the strategy in whose "
                 "scope it was made, or of none. Received: the scope of "
-                f"{strategy}, and a model that was made in {made_in}. Leave it, "
-                f"and its `run`. {strategy_lib.instead_of(strategy)}"
+                f"{strategy}, and a model that was made in {made_in}. Leave "
+                f"it, and its `run`. {strategy_lib.instead_of(strategy)}"
             )
 
     def prepare(
@@ -397,8 +397,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             failures.warn(
                 f"Devices wait for each other: {num_devices} of them train one "
                 "micro-batch, the default of `num_micro_batches`. Pass "
-                f"num_micro_batches={4 * num_devices}, say, and mini-batches of "
-                "more rows than that; or num_micro_batches=1 if it is their "
+                f"num_micro_batches={4 * num_devices}, say, and mini-batches "
+                "of more rows than that; or num_micro_batches=1 if it is their "
                 "memory that you want."
             )
         elif rows is not None and max(rows, 1) < m * r:
@@ -493,8 +493,9 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         failures.warn(
             f"Nothing is pipelined: '{self.name}' is called inside a gradient "
             "tape, where its layers run one after the other on whole "
-            f"mini-batches. Expected: {count} micro-batches, as by its own `fit` "
-            "or its `loss_and_gradients(x, y, sample_weight)` in your step."
+            f"mini-batches. Expected: {count} micro-batches, as by its own "
+            "`fit` or its `loss_and_gradients(x, y, sample_weight)` in your "
+            "step."
         )
 
     def cast_inputs(self, x: Nest) -> Any:

@@ -389,8 +389,8 @@ class TrainingSteps(Hooks):
         if changed and not updates_slices_alike(self.optimizer):
             warnings.warn(
                 "A sparse gradient is applied as a dense one on a device that "
-                "runs nothing but what XLA compiles: the optimizer also moves rows "
-                "that the mini-batch has not looked up. Received: "
+                "runs nothing but what XLA compiles: the optimizer also moves "
+                "rows that the mini-batch has not looked up. Received: "
                 f"'{changed[0].path}' on {changed[0].value.device}, and "
                 f"{type(self.optimizer).__name__}. Put that cell on another "
                 "device, or train with SGD or Lion.",
