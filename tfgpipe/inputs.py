@@ -165,30 +165,29 @@ def check_rows(
     Raises:
         ValueError: If the numbers are known and differ.
     """
-    rows = batch_dimension(x, "x", is_split)
-    first = first_tensor(x)
+    first: Any = None
     checks = []
     for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
-        other = batch_dimension(nest, name, is_split)
-        if not is_split:
-            continue
-        message = f"`{name}` must have as many rows as `x`."
-        if rows is not None and other is not None and rows != other:
-            raise ValueError(
-                f"{message} Received: {rows} rows of x and {other} of {name}. "
-                f"{_MERGED}"
-            )
-        if name == "x":
-            message = "`x` must have the same number of rows everywhere."
-        checks += [
-            tf.debugging.assert_equal(
-                tf.shape(leaf)[0],
-                tf.shape(first)[0],
-                message=f"{message} {_MERGED}",
-            )
-            for leaf in _leaves(nest)
-            if leaf is not first and None in (first.shape[0], leaf.shape[0])
-        ]
+        batch_dimension(nest, name, is_split)
+        for leaf in _leaves(nest) if is_split else ():
+            first = leaf if first is None else first
+            message = f"`{name}` must have as many rows as `x`."
+            rows, others = first.shape[0], leaf.shape[0]
+            if leaf is first:
+                continue
+            if None in (rows, others):
+                checks.append(
+                    tf.debugging.assert_equal(
+                        tf.shape(leaf)[0],
+                        tf.shape(first)[0],
+                        message=f"{message} {_MERGED}",
+                    )
+                )
+            elif rows != others:
+                raise ValueError(
+                    f"{message} Received: {rows} rows of x and {others} of "
+                    f"{name}. {_MERGED}"
+                )
     return [] if tf.executing_eagerly() else checks
 
 

@@ -231,21 +231,6 @@ def test_loaded_model_takes_adapters(folders):
     assert adapters and all(w.trainable for w in adapters)
 
 
-@pytest.mark.slow  # `test_homes.py` has a quantised model, not from a file
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
-def test_loaded_model_is_quantized_where_it_is(folders):
-    pipeline = load(folders / "whole")
-    plain = models.LlamaCausalLM.from_preset(
-        str(folders / "whole"), preprocessor=None
-    )
-    plain.quantize("int8")
-    pipeline.model.quantize("int8")
-    pairs = [*zip(plain.weights, pipeline.model.weights, strict=True)]
-    assert any(a.dtype == "int8" for a, _ in pairs)
-    for a, b in pairs:
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
-
-
 def test_trained_task_is_saved_and_loaded_again(folders, tmp_path):
     """Variable by variable: none is copied but the one that is written."""
     pipeline = load(folders / "whole")

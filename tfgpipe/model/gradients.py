@@ -16,7 +16,6 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.graphs import is_continuous
 from tfgpipe.internals import Nest
-from tfgpipe.model.own_step import LOSS_AND_GRADIENTS
 from tfgpipe.model.step import TrainingSteps, as_graph
 
 
@@ -104,7 +103,7 @@ class OwnSteps(TrainingSteps):
         >>> sorted(logs)
         ['loss', 'norm']
         """
-        self._notes.base_calls.update(["train_step", LOSS_AND_GRADIENTS])
+        self._notes.base_calls.update(["train_step", "loss_and_gradients"])
         self.compile_as_task()
         if self._notes.own_step is not None:
             self._notes.own_step.is_unscaled = True
@@ -136,7 +135,7 @@ class OwnSteps(TrainingSteps):
     def _loss_and_gradients(
         self, data: Nest, updates_metrics: bool
     ) -> tuple[tf.Tensor, list[Any]]:
-        passes = self.pass_both_ways(data, False, updates_metrics)
+        passes = self.passes_of(data, True, False, updates_metrics)
         with tf.control_dependencies(passes.arrival):
             run, loss, guard = passes.run, passes.loss, passes.guard
             pairs = self.gradients_of(run, loss)

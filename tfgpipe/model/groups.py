@@ -62,34 +62,14 @@ def grouped_cells(
     `counts` are the steps of the user's cells; `specs` describe the model's
     inputs and outputs.
     """
-    input_spec, output_spec = specs
-    regions = None
-    if compiles or names.only_compiles(arguments.devices):
-        regions = arguments.region_bounds(input_spec)
-    width = row_bytes(output_spec)
-    cells = tuple(_cells(arguments, counts, costs, width, regions))
-    groups = collections.Counter(cell.number for cell in cells)
-    remat = arguments.remat_by_cell([*groups.values()])
-    if regions is not None:
-        remat = remat.compiled(arguments.num_micro_batches)
-    return cells, remat
-
-
-def _cells(
-    arguments: Arguments,
-    counts: Sequence[int],
-    costs: Sequence[float],
-    width: int,
-    regions: Sequence[int] | None,
-) -> Iterator[Cell]:
-    """The cells; `width` is the bytes of outputs for a row.
-
-    `regions` are where those begin, or end, that XLA compiles; None without it.
-    """
     source, shards = arguments.source, sharded(arguments)
     costs = shared_out(arguments, costs)
-    start = index = 0
-    has_before = False
+    input_spec, output_spec = specs
+    regions = None  # where those begin, or end, that XLA compiles
+    if compiles or names.only_compiles(arguments.devices):
+        regions = arguments.region_bounds(input_spec)
+    cells: list[Cell] = []
+    start, has_before = 0, False
     columns = zip(*arguments.grid)
     # A row of the grid is a replica; column k has the devices of cell k.
     for k, (devices, count) in enumerate(zip(columns, counts)):
@@ -99,7 +79,7 @@ def _cells(
         if arguments.head_parts > 1 and stop == len(costs):
             of_last, _ = sizes.pop()
             live = source.live_bytes[stop - of_last : stop]
-            of_head = steps_of_head(live, width)
+            of_head = steps_of_head(live, row_bytes(output_spec))
             sizes += [(of_last - of_head, 1), (of_head, arguments.head_parts)]
         stores = arguments.stores_of(devices)
         for size, head_parts in filter(operator.itemgetter(0), sizes):
@@ -114,13 +94,18 @@ def _cells(
                     f"of {[step.section.name for step in of_shards]}."
                 )
             for together, layer in apart(steps, shards, has_before, is_end):
-                cells = [Cell(index, together, devices, k, stores, head_parts)]
-                if layer is not None:
-                    given = shards[id(layer)]
-                    cells = shard_cells(arguments, given, cells[0])
-                yield from cells
-                index += len(cells)
+                index = len(cells)
+                cell = Cell(index, together, devices, k, stores, head_parts)
                 has_before = layer is None
+                if has_before:
+                    cells.append(cell)
+                else:
+                    cells += shard_cells(arguments, shards[id(layer)], cell)
+    groups_of_cells = collections.Counter(cell.number for cell in cells)
+    remat = arguments.remat_by_cell([*groups_of_cells.values()])
+    if regions is not None:
+        remat = remat.compiled(arguments.num_micro_batches)
+    return tuple(cells), remat
 
 
 def _groups(

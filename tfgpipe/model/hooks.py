@@ -36,7 +36,6 @@ from tfgpipe.model.build import build
 from tfgpipe.model.face import Face
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.model.own_step import (
-    LOSS_AND_GRADIENTS,
     Overrides,
     OwnStep,
     base,
@@ -66,6 +65,12 @@ class _Notes:
         held_random_state: The seeds of what is held beside the layers.
         own_step: The `train_step` of a subclass that runs, or None.
         is_warned_of_tape: Whether it was said that a tape trains the model.
+        trained: With which loss, and on what specs, it was trained last.
+        pending_losses: Those of the mini-batch, while it is computed.
+        clock: Times the steps that are traced, if any.
+        tell_gradients: Is called with what they apply, if any.
+        added_losses: Of the last step that was traced its graph, and what its
+            layers add to the loss.
     """
 
     input_spec: Nest = None
@@ -84,6 +89,11 @@ class _Notes:
     held_random_state: RandomState | None = None
     own_step: OwnStep | None = None
     is_warned_of_tape: bool = False
+    trained: tuple[Any, Any] | None = None
+    pending_losses: list[Any] | None = None
+    clock: Any = None
+    tell_gradients: Callable | None = None
+    added_losses: tuple[Any, Sequence[Any]] = (None, ())
 
 
 class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
@@ -381,7 +391,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             notes.is_new = False
             rows, steps = seen() - before
             # A step of a user's counts rows as it likes.
-            is_counted = steps > 0 and not notes.base_calls[LOSS_AND_GRADIENTS]
+            is_own = notes.base_calls["loss_and_gradients"] > 0
+            is_counted = steps > 0 and not is_own
             self._warn_of_waiting(rows // steps if is_counted else None)
             return result
 
@@ -480,9 +491,9 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
 
     def warn_of_tape(self) -> None:
         """Warns, once, that a tape trains the model without its pipeline."""
-        notes, count = self._notes, self.num_micro_batches * self.num_replicas
+        notes = self._notes
         if (
-            count == 1
+            not self.is_split
             or notes.is_warned_of_tape
             or notes.own_step is not None
             or in_pipeline.get()
@@ -493,18 +504,22 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         failures.warn(
             f"Nothing is pipelined: '{self.name}' is called inside a gradient "
             "tape, where its layers run one after the other on whole "
-            f"mini-batches. Expected: {count} micro-batches, as by its own "
-            "`fit` or its `loss_and_gradients(x, y, sample_weight)` in your "
-            "step."
+            "mini-batches. Call its own `fit`, or take gradients from its "
+            "`loss_and_gradients(x, y, sample_weight)` in your step."
         )
 
     def cast_inputs(self, x: Nest) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
         return self.built_for("cast_inputs()").cast_inputs(x)
 
+    @property
+    def is_split(self) -> bool:
+        """Returns whether a mini-batch may become several micro-batches."""
+        return self.num_micro_batches * self.num_replicas > 1
+
     def note_data(self, data: Nest) -> None:
         """Keeps the first rows of data, on which layers are tried."""
-        if data is None or self.num_micro_batches * self.num_replicas == 1:
+        if data is None or not self.is_split:
             return
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         if all(map(is_dense, tree.flatten(x))):  # others are refused

@@ -32,9 +32,6 @@ from tfgpipe.devices import placement
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.run import update_on_devices
 
-# Counted among calls of bases: a step that uses it need call no other one.
-LOSS_AND_GRADIENTS = "loss_and_gradients"
-
 # Whether a pipeline makes the operations.
 in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
 

@@ -111,9 +111,7 @@ class Rehearsals(TrainingSteps):
             head, loss = None, Objective(self, batch, training=True)
             if known is not None:
                 head, loss = self._loss_of(batch, training=True)
-            x, *labels = batch
-            run = self.pipeline_for(built.as_taken(x), labels, head, loss, True)
-            found.append(run.program)
+            found.append(self.pipeline_for(batch, head, loss, True).program)
 
         def as_spec(t: Any) -> Any:
             if t is None:
@@ -133,7 +131,7 @@ class Rehearsals(TrainingSteps):
 
     def _trained_on(self) -> Any:
         """Specs of x, y, sample_weight of the last step with this loss."""
-        loss, specs = self._step_notes.trained or (None, None)
+        loss, specs = self._notes.trained or (None, None)
         is_same = self.compiled and loss is internals.compiled_loss(self)
         return specs if is_same else None
 
@@ -230,7 +228,7 @@ class Rehearsals(TrainingSteps):
 
         `tell` is called with pairs of a gradient, or None, and its weight.
         """
-        return internals.replaced(self._step_notes, "tell_gradients", tell)
+        return internals.replaced(self._notes, "tell_gradients", tell)
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[Callable[[], None]]:

@@ -174,13 +174,12 @@ def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
     if strategy is None or saved is None:  # the latter is refused later
         return {}
     k, schedule = strategy.num_partitions, config["schedule"]
+    chunks: int | None = 1
     if isinstance(schedule, (list, tuple)):  # the tasks of each device
-        return {
-            "num_partitions": saved if len(schedule) == k else k,
-            "devices": None,
-        }
-    chunks = CHUNKS.get(schedule, 1)  # a wrong name is refused later
-    keeps = chunks is None and saved % k == 0
+        keeps = len(schedule) == k
+    else:
+        chunks = CHUNKS.get(schedule, 1)  # a wrong name is refused later
+        keeps = chunks is None and saved % k == 0
     return {
         "num_partitions": saved if keeps else (chunks or 1) * k,
         "devices": None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bdb
 import contextlib
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -46,26 +45,6 @@ from tfgpipe.run import (
     updates_slices_alike,
 )
 from tfgpipe.trial import Trial
-
-
-@dataclasses.dataclass
-class _StepNotes:
-    """Notes for the next step. Plain, so that Keras tracks nothing.
-
-    Attributes:
-        trained: With which loss, and on what specs, it was trained last.
-        pending_losses: Those of the mini-batch, while it is computed.
-        clock: Times the steps that are traced, if any.
-        tell_gradients: Is called with what they apply, if any.
-        added_losses: Of the last step that was traced its graph, and what its
-            layers add to the loss.
-    """
-
-    trained: tuple[Any, Any] | None = None
-    pending_losses: list[Any] | None = None
-    clock: Any = None
-    tell_gradients: Callable | None = None
-    added_losses: tuple[Any, Sequence[Any]] = (None, ())
 
 
 class Passes(NamedTuple):
@@ -167,10 +146,6 @@ class TrainingSteps(Hooks):
 
     run_eagerly: Any
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._step_notes = _StepNotes()
-
     def build_for(self, data: Nest) -> None:
         """Creates all variables before Keras traces a step.
 
@@ -184,44 +159,52 @@ class TrainingSteps(Hooks):
             t is None or hasattr(t, "shape") for t in leaves
         ):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-            check_dense((x,), "x")
-            check_dense((y,), "y")
-            check_dense((weight,), "sample_weight")
+            for name, nest in ("x", x), ("y", y), ("sample_weight", weight):
+                check_dense((nest,), name)
             self.prepare(x, y, weight, with_loss=True)
 
     @base
     @as_graph("train")
     def train_step(self, data: Nest) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
-        passes = self.pass_both_ways(data)
+        passes = self.passes_of(data, training=True)
         with tf.control_dependencies(passes.arrival):
             self._update(passes.run, passes.loss, passes.total, passes.guard)
             logs = self._logs(passes)
-            guard = passes.guard
-            return logs if guard is None else self._guarded(logs, guard)
+            if passes.guard is None:
+                return logs
+            skipped = passes.guard.end()  # undoes what is not finite
+            if "compute_metrics" not in internals.overridden(self, keras.Model):
+                logs = self.get_metrics_result()  # as they are now
+            return {**logs, **skipped}
 
-    def pass_both_ways(
+    def passes_of(
         self,
         data: Nest,
+        training: bool,
         is_whole_step: bool = True,
         updates_metrics: bool = True,
     ) -> Passes:
-        """Runs the forward and the backward pass of a mini-batch.
+        """Runs a mini-batch forward, and back in `training`.
 
         `is_whole_step` is whether the optimizer's update follows.
         """
         batch, arrival = self._unpack(data)
-        head, loss = self._loss_of(batch, True, is_whole_step, updates_metrics)
+        head, loss = self._loss_of(
+            batch, training, is_whole_step, updates_metrics
+        )
         #     forward     F0 F1             up to the first backward task
         #     start             dy          where the loss's gradient starts
         #     backward             B1 B0    all other tasks
-        run = self._forward(batch, head, loss, training=True)
-        guard = self._guard(run, is_whole_step)
-        with tf.control_dependencies(arrival):
-            if run.results.are_complete:  # what follows sees the new state
-                run.assign_state()
-            start = loss.start(run)
-        run.backward(start)
+        run = self.pipeline_for(batch, head, loss, training)
+        run.forward()
+        guard = self._guard(run, is_whole_step) if training else None
+        if training:
+            with tf.control_dependencies(arrival):
+                if run.results.are_complete:  # what follows sees the new state
+                    run.assign_state()
+                start = loss.start(run)
+            run.backward(start)
         with tf.control_dependencies(arrival):
             run.assign_state()
             total = loss.total(run)
@@ -231,22 +214,17 @@ class TrainingSteps(Hooks):
     @as_graph("test")
     def test_step(self, data: Nest) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
-        batch, arrival = self._unpack(data)
-        head, loss = self._loss_of(batch, training=False)
-        run = self._forward(batch, head, loss, training=False)
-        with tf.control_dependencies(arrival):
-            run.assign_state()
-            total = loss.total(run)
-            return self._logs(
-                Passes(batch, arrival, head, loss, run, None, total)
-            )
+        passes = self.passes_of(data, training=False)
+        with tf.control_dependencies(passes.arrival):
+            return self._logs(passes)
 
     @base
     @as_graph("predict")
     def predict_step(self, data: Nest) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         batch, arrival = self._unpack(data, with_loss=False)
-        run = self._forward(batch, None, None, training=False)
+        run = self.pipeline_for(batch, None, None, training=False)
+        run.forward()
         with tf.control_dependencies(arrival):
             run.assign_state()
         return run.results.joined_outputs()
@@ -270,15 +248,10 @@ class TrainingSteps(Hooks):
         inputs.check_there(x)
         if not with_loss:
             y = sample_weight = None
-        checks = check_rows(x, y, sample_weight, self._is_split)
+        checks = check_rows(x, y, sample_weight, self.is_split)
         self.prepare(x, y, sample_weight, with_loss)
         arrival = inputs.arrival((x, y, sample_weight), checks)
         return (x, y, sample_weight), arrival
-
-    @property
-    def _is_split(self) -> bool:
-        """Returns whether a mini-batch may become several micro-batches."""
-        return self.num_micro_batches * self.num_replicas > 1
 
     def _loss_of(
         self,
@@ -303,39 +276,25 @@ class TrainingSteps(Hooks):
         objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)
-            self._step_notes.trained = seen
+            self._notes.trained = seen
         scales = training and (is_whole_step or not has_own)
         return head, objective(self, batch, training, scales)
 
-    def _forward(
+    def pipeline_for(
         self,
         batch: tuple[Any, Any, Any],
         head: Head | None,
         loss: Objective | None,
         training: bool,
     ) -> Pipeline:
-        """Runs a mini-batch through the cells, up to the backward pass."""
-        given, *labels = batch
-        built = self.built_for("a step")
-        x = built.as_taken(given)
-        run = self.pipeline_for(x, labels, head, loss, training)
-        run.forward()
-        return run
-
-    def pipeline_for(
-        self,
-        x: Nest,
-        labels: Sequence[Any],
-        head: Head | None,
-        loss: Objective | None,
-        training: bool,
-    ) -> Pipeline:
         """A mini-batch of which it is known what it will run.
 
-        `labels` are y and sample_weight, nests or None; `loss` is what the head
-        does not compute of it, or None.
+        `batch` is x, y and sample_weight; `loss` is what the head does not
+        compute of it, or None.
         """
-        clock = self._step_notes.clock
+        given, *labels = batch
+        x = self.built_for("a step").as_taken(given)
+        clock = self._notes.clock
 
         def pipeline(compiles: bool) -> Pipeline:
             built = self.built_for("a step")
@@ -367,10 +326,8 @@ class TrainingSteps(Hooks):
                 update_on_devices(self.optimizer, pairs, run.is_compiled)
 
         with contextlib.ExitStack() as stack:
-            if self._step_notes.clock is not None:
-                stack.enter_context(
-                    self._step_notes.clock.update(run.chain.last_op)
-                )
+            if self._notes.clock is not None:
+                stack.enter_context(self._notes.clock.update(run.chain.last_op))
             if guard is None:
                 update()
             else:
@@ -396,8 +353,8 @@ class TrainingSteps(Hooks):
                 "device, or train with SGD or Lion.",
                 stacklevel=3,
             )
-        if self._step_notes.tell_gradients is not None:
-            self._step_notes.tell_gradients(taken)
+        if self._notes.tell_gradients is not None:
+            self._notes.tell_gradients(taken)
         return taken
 
     def _guard(self, run: Pipeline, is_whole_step: bool) -> Guard | None:
@@ -413,16 +370,9 @@ class TrainingSteps(Hooks):
             step.guard = Guard([*self.variables, *kept], skips)
         return step.guard
 
-    def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
-        """Returns what `fit` shows, when what is not finite is undone."""
-        skipped = guard.end()
-        if "compute_metrics" not in internals.overridden(self, keras.Model):
-            logs = self.get_metrics_result()  # as they are now
-        return {**logs, **skipped}
-
     def timed_by(self, clock: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, training steps are traced with a `run.Clock`."""
-        return internals.replaced(self._step_notes, "clock", clock)
+        return internals.replaced(self._notes, "clock", clock)
 
     def _logs(self, passes: Passes) -> dict[str, Any]:
         """Returns what `fit` shows: the loss and the metrics."""
@@ -438,7 +388,7 @@ class TrainingSteps(Hooks):
         x, y, sample_weight = passes.batch
         results = passes.run.results
         added = results.extra_losses()
-        self._step_notes.added_losses = internals.current_graph(), added
+        self._notes.added_losses = internals.current_graph(), added
         with tf.device(results.device):
             if passes.head.metrics_add_up:
                 return self.get_metrics_result()
@@ -455,13 +405,13 @@ class TrainingSteps(Hooks):
         calls of those that add are refused.
         """
         internals.forget_added_losses(self)
-        return internals.replaced(self._step_notes, "pending_losses", losses)
+        return internals.replaced(self._notes, "pending_losses", losses)
 
     @property
     def losses(self) -> list[Any]:
         """Losses of `add_loss` and regularisers, see `keras.Model`."""
-        pending = self._step_notes.pending_losses
-        graph, added = self._step_notes.added_losses
+        pending = self._notes.pending_losses
+        graph, added = self._notes.added_losses
         if pending is None and graph is not internals.current_graph():
             return super().losses
         if (pending or added) and (layer := internals.adding_layer(self)):

@@ -36,7 +36,7 @@ class LayerList(Source):
 
     def __init__(self, items: Any, models: Sequence[keras.Model] = ()):
         super().__init__()
-        self.models = models
+        self.models, self.opened = models, [*models]
         self.user_model = models[0] if models else None
         self.layers = []
         left = list(items) if isinstance(items, (list, tuple)) else []
@@ -84,10 +84,6 @@ class LayerList(Source):
             x = _called(layer, x, training)
         return x
 
-    def opened(self) -> set[int]:
-        """See `Source`; the models that have these layers."""
-        return {id(model) for model in self.models}
-
     def symbolic(self, spec: Nest) -> Any:
         """Returns the layers' symbolic outputs; they may get variables."""
         with (
@@ -98,30 +94,6 @@ class LayerList(Source):
             for layer in self.layers:
                 spec = layer(spec)
         return spec
-
-    def arranged(self, x: Nest) -> Any:
-        """Returns data as the first layer takes it.
-
-        As in `keras.Sequential`, the tensor for a `keras.Input` may be in a
-        dict by its name, which may hold more, or alone in a list.
-
-        Raises:
-            ValueError: If there are other inputs.
-        """
-        if self.input_spec is None or not isinstance(x, (dict, list, tuple)):
-            return x
-        name, is_dict = self.input_spec.name, isinstance(x, dict)
-        if is_dict and name in x:
-            return x[name]
-        if not is_dict and len(x) == 1:
-            return x[0]
-        received = f"a dict of {[*x]}" if is_dict else f"{len(x)} tensors"
-        raise ValueError(
-            f"`x` must have the input of the list of layers, '{name}'. "
-            f"Received: {received}. Pass one tensor, or a dict that has it by "
-            "this name; for several inputs, make a `GPipe` of a functional "
-            "model."
-        )
 
     def cut(
         self,

@@ -53,7 +53,6 @@ class WholeModel(steps.Source):
         self.models = []
         self.trainer: Callable[[], Any] = lambda: None
         self.layers = [model]
-        self._opened: list[keras.Model] = []
         self.is_functional = has_graph(model)
         if self.is_functional:
             self.models = [model]
@@ -76,48 +75,14 @@ class WholeModel(steps.Source):
         ):
             return steps.called_model(self.model, x, training)
 
-    def with_costs(self, costs: list[Any]) -> WholeModel:
-        """Returns the same model with other costs of its calls."""
-        other = copy.copy(self)
-        other.costs = costs
-        return other
-
-    def opened(self) -> set[int]:
-        """The ids of models that have calls of their own."""
-        return {id(model) for model in self._opened}
-
     def _called(self, model: keras.Model) -> Iterator[keras.Operation]:
         """Yields the operations of a model's graph, in Keras's order."""
-        self._opened.append(model)
+        self.opened.append(model)
         for call in internals.graph_calls(_functional(model)):
             if _functional(call.operation) is None:
                 yield call.operation
             else:
                 yield from self._called(call.operation)
-
-    def arranged(self, x: Nest) -> Any:
-        """Returns data in the structure of the inputs of a functional model.
-
-        It takes a dict by the names of inputs, and lists for tuples.
-
-        Raises:
-            ValueError: If there are other inputs.
-        """
-        if not self.is_functional:
-            return x
-        names = [tensor.name for tensor in self.model.inputs]
-        spec, flat = self.input_spec, tree.flatten(x)
-        if isinstance(x, dict) and isinstance(spec, dict):
-            flat = tree.flatten({k: v for k, v in x.items() if k in spec})
-        elif isinstance(x, dict) and set(names) <= set(x):
-            flat = [x[name] for name in names]
-        if len(flat) != len(names):
-            raise ValueError(
-                f"`x` must have the inputs of model '{self.model.name}', "
-                f"{names}. Received: {len(tree.flatten(x))} tensors"
-                + (f" named {sorted(x)}." if isinstance(x, dict) else ".")
-            )
-        return tree.pack_sequence_as(spec, flat)
 
     def config(self) -> dict[str, Any]:
         """Returns the model as plain values."""
@@ -223,7 +188,9 @@ def source_of(layers: Any) -> Source:
             f"calls of model '{model.model.name}', or others. To leave some "
             "out, make a model of the rest: `keras.Model(inputs, outputs)`."
         )
-    return model.with_costs([cost for _, cost in pairs])
+    with_costs = copy.copy(model)
+    with_costs.costs = [cost for _, cost in pairs]
+    return with_costs
 
 
 # Methods of a model's class that say, save or build something, or that only the

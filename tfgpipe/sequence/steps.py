@@ -76,6 +76,7 @@ class Source:
         input_spec: Nest of `keras.KerasTensor`s, its inputs, or None.
         problems: Errors of arguments.
         models: The models that share these layers, if they are known.
+        opened: Those that have calls of their own.
     """
 
     layers: list[keras.layers.Layer]
@@ -97,14 +98,39 @@ class Source:
         self._counts: list[int] = []  # steps of each call
         self._traced: TracedModel | None = None
         self._apart: Collection[str] = ()
+        self.opened: list[keras.Model] = []
 
     def call(self, x: Nest, training: bool | None) -> Any:
         """Calls the model; `training` is None for the layers' defaults."""
         raise NotImplementedError
 
-    def opened(self) -> set[int]:
-        """Returns the ids of models that have calls of their own."""
-        return set()
+    def arranged(self, x: Nest) -> Any:
+        """Returns data in the structure of the inputs, if that is known.
+
+        As in Keras, tensors may be in a dict by the names of inputs, which may
+        hold more, and lists are taken for tuples.
+
+        Raises:
+            ValueError: If there are other inputs.
+        """
+        spec, flat = self.input_spec, tree.flatten(x)
+        if spec is None:
+            return x
+        names = [tensor.name for tensor in tree.flatten(spec)]
+        if isinstance(x, dict) and isinstance(spec, dict):
+            flat = tree.flatten({k: v for k, v in x.items() if k in spec})
+        elif isinstance(x, dict):
+            flat = [x[name] for name in names if name in x]
+        if len(flat) != len(names):
+            whose = "the layers"
+            if self.model is not None:
+                whose = f"model '{self.model.name}'"
+            received = [*x] if isinstance(x, dict) else f"{len(flat)} tensors"
+            raise ValueError(
+                f"`x` must have the inputs of {whose}, {names}. Received: "
+                f"{received}."
+            )
+        return tree.pack_sequence_as(spec, flat)
 
     def run_on_shapes(
         self, spec: Nest, is_split: bool, apart: Collection[str] = ()
@@ -186,13 +212,6 @@ class Source:
         self, spec: Nest, is_split: bool = False
     ) -> tuple[Outline, Any]:
         """Runs the model on shapes, takes its steps, returns output specs."""
-        run, output = self._run(spec, is_split)
-        self.steps, self.live_bytes = run.steps, run.live_bytes
-        self.made_bytes = run.made_bytes
-        self.flops, self.repeats = run.flops, run.repeats
-        return run, output
-
-    def _run(self, spec: Nest, is_split: bool) -> tuple[Outline, Any]:
         # Code that looks at sizes may need some; a model that cannot be trained
         # may predict.
         example = example_of(spec, _ROWS, _SIZE)
@@ -213,6 +232,9 @@ class Source:
             except Exception as error:
                 errors.append(error)
                 continue
+            self.steps, self.live_bytes = run.steps, run.live_bytes
+            self.made_bytes = run.made_bytes
+            self.flops, self.repeats = run.flops, run.repeats
             if sizes is spec:
                 return run, run.output
             return run, tree.map_structure(_of_any_size, run.output)
@@ -263,7 +285,7 @@ class Source:
 
         Calls come in their order; sections between them are the last one's.
         """
-        opened = self.opened()
+        opened = {id(model) for model in self.opened}
         current: int | None = None
         calls = []
         for section in sections:

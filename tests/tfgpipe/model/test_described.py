@@ -309,11 +309,3 @@ def test_copy_of_a_layer_listed_twice_is_listed_twice():
         copy.set_weights(model.get_weights())
         x = np.ones((2, 4))
         assert_close(copy(x).numpy(), model(x).numpy(), 1e-6)
-
-
-def test_copy_of_a_built_model_is_built():
-    for model in (pipeline(), plain()):
-        model.build((None, 4))
-        copy = type(model).from_config(model.get_config())
-        assert copy.built
-        assert copy.input_shape == (None, 4)

@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as kl
-from quick import quick
 
 import tfgpipe
 
@@ -108,7 +107,6 @@ KINDS = {
     "subclass of sequential": SubList,
     "subclass of sequential, call": SubListCall,
 }
-CALLING = [kind for kind in KINDS if "call" in kind or "own" in kind]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -433,57 +431,6 @@ def test_model_file_has_all_weights(tmp_path, kind):
     np.testing.assert_array_equal(
         copy.predict(x, verbose=0), loaded.predict(x, verbose=0)
     )
-
-
-@pytest.mark.parametrize("kind", quick(CALLING, CALLING[1:3]))
-def test_callbacks_keep_weights_of_a_model_s_own(tmp_path, kind):
-    class Interrupt(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1:
-                raise KeyboardInterrupt
-
-    best = tmp_path / "best.weights.h5"
-
-    def callbacks():
-        return [
-            keras.callbacks.BackupAndRestore(tmp_path / "backup"),
-            keras.callbacks.ModelCheckpoint(
-                best, "loss", save_best_only=True, save_weights_only=True
-            ),
-        ]
-
-    def fit(model, epochs, *others):
-        return model.fit(
-            *data(),
-            batch_size=4,
-            epochs=epochs,
-            shuffle=False,
-            verbose=0,
-            callbacks=[*callbacks(), *others],
-        )
-
-    model = compiled(pipeline_of(KINDS[kind]()))
-    start = model.get_weights()
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, 3, Interrupt())
-    token = model.user_model.token.numpy()
-    assert not np.array_equal(token, np.ones(4))
-    again = compiled(pipeline_of(KINDS[kind]()))
-    by_epoch = []
-    noted = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda *_: by_epoch.append(again.get_weights())
-    )
-    history = fit(again, 3, noted)
-    reference = compiled(pipeline_of(KINDS[kind]()))
-    reference.set_weights(start)
-    reference.fit(*data(), batch_size=4, epochs=3, shuffle=False, verbose=0)
-    for own, weight in zip(
-        again.get_weights(), reference.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(own, weight, rtol=1e-5, atol=1e-6)
-    draw(again, 1).load_weights(best)
-    of_best = by_epoch[int(np.argmin(history.history["loss"]))]
-    assert all(map(np.array_equal, again.get_weights(), of_best))
 
 
 @pytest.mark.parametrize("kind", ["own", "functional", "list"])

@@ -102,30 +102,6 @@ def test_input_decides_about_dtype_and_rank(
 
 
 @pytest.mark.usefixtures("float64")
-def test_validation_and_weights_give_what_keras_gives():
-    x, _ = data()
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 2, ROWS)
-    other = (x[:5], labels[:5], rng.random(5))
-    arguments = {
-        "validation_data": other,
-        "validation_batch_size": 2,
-        "class_weight": {0: 0.2, 1: 3.0},
-    }
-
-    def train(model):
-        compiled(
-            model,
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            weighted_metrics=["accuracy"],
-        )
-        return fit(model, x, labels, **arguments), weights(model)
-
-    assert_close(train(pipeline()), train(sequential()))
-
-
-@pytest.mark.usefixtures("float64")
 def test_single_batches_of_any_size_give_what_keras_gives():
     def run(model):
         compiled(model, metrics=["mae"])
@@ -317,39 +293,6 @@ def test_steps_that_are_called_are_traced_once():
 
 
 # ------------------------------------------------------- losses and metrics
-
-
-class Spread(keras.metrics.Metric):
-    """A metric of the user's, with a state that does not add up."""
-
-    def __init__(self, name="spread"):
-        super().__init__(name=name)
-        self.low = self.add_weight(name="low", initializer="zeros")
-        self.high = self.add_weight(name="high", initializer="zeros")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.low.assign(keras.ops.minimum(self.low, keras.ops.min(y_pred)))
-        self.high.assign(keras.ops.maximum(self.high, keras.ops.max(y_pred)))
-
-    def result(self):
-        return self.high - self.low
-
-    def reset_state(self):
-        self.low.assign(0.0)
-        self.high.assign(0.0)
-
-
-def rms(y_true, y_pred):
-    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
-
-
-@pytest.mark.usefixtures("float64")
-def test_metrics_of_the_user_give_what_keras_gives():
-    def run(model):
-        compiled(model, metrics=[Spread(), rms, "mae"])
-        return fit(model, *data(), validation_data=data(5))
-
-    assert_close(run(pipeline()), run(sequential()))
 
 
 def overriding(base):
@@ -545,31 +488,10 @@ def test_layers_are_those_given_and_no_cell_shows():
     assert not [v.path for v in model.variables if "cell" in v.path]
 
 
-def test_names_are_those_of_one_cell_whatever_k():
-    paths = []
-    for k in (1, 3):
-        keras.backend.clear_session()
-        model = compiled(pipeline(k=k))
-        model.train_on_batch(*data())
-        variables = model.variables + model.optimizer.variables
-        paths.append([v.path for v in variables])
-    assert paths[0] == paths[1]
-
-
 def test_cells_before_build_is_an_error():
     model = tfgpipe.GPipe([kl.Dense(2)], 1)
     with pytest.raises(ValueError, match=r"`cells\(\)` needs a model that is"):
         model.cells()
-
-
-def test_call_is_differentiable_and_equals_predict():
-    x, _ = data()
-    model = pipeline()
-    with tf.GradientTape() as tape:
-        y = model(x)
-    gradients = tape.gradient(y, model.trainable_variables)
-    assert all(g is not None for g in gradients)
-    assert_close(y.numpy(), model.predict(x, verbose=0), tolerance=1e-5)
 
 
 class Inverts(kl.Layer):
@@ -735,18 +657,6 @@ def test_subclass_with_a_call_of_its_own_is_refused(name):
     doubled = type("Doubled", (tfgpipe.GPipe,), {name: double})
     with pytest.raises(TypeError, match=f"must not override `{name}`"):
         doubled([kl.Dense(2)], 1)
-
-
-def test_frozen_model_is_not_trained():
-    """Keras warns, and so did the pipeline: after it had trained the layers."""
-    x = np.ones((4, 3))
-    model = tfgpipe.GPipe([keras.Input((3,)), kl.Dense(2)], 1, trainable=False)
-    before = model.get_weights()
-    model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="any trainable weights"):
-        model.train_on_batch(x, x[:, :2])
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch"])

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from beside_keras import pipeline
 from crossing import sent_tensors
 from keras import layers as kl
 from matrix import arguments
@@ -246,23 +245,6 @@ def test_loss_scale_falls_and_nothing_else_changes():
     assert int(model.optimizer.iterations) == int(other.optimizer.iterations)
 
 
-def test_finite_training_has_the_same_bits():
-    x, y = data()
-    options = {"num_partitions": 3, "num_micro_batches": 2}
-    model, history = trained(x, y, skip_nonfinite=True, **options)
-    other, expected = trained(x, y, **options)
-    assert history.pop("skipped_steps") == [0, 0]
-    assert history == expected
-    assert_same(model, other)
-
-
-def test_without_it_one_bad_row_is_in_all_weights():
-    """As in plain Keras."""
-    model, history = trained(*data("input"), num_partitions=2)
-    assert "skipped_steps" not in history
-    assert not np.isfinite(model.get_weights()[0]).any()
-
-
 def test_own_metrics_are_what_they_return():
     class Own(tfgpipe.GPipe):
         def compute_metrics(self, x, y, y_pred, sample_weight=None):
@@ -355,12 +337,6 @@ def test_epoch_that_was_skipped_whole_is_not_the_best(tmp_path):
     assert np.isfinite(model.evaluate(x, y, BATCH, verbose=0)[0])
 
 
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_flag_must_be_true_or_false(value):
-    with pytest.raises(ValueError, match=f"skip_nonfinite={value!r}"):
-        pipeline(1, 1, skip_nonfinite=value)([kl.Dense(2)])
-
-
 @pytest.mark.parametrize(
     ("loss", "gradients", "changes", "expected"),
     [
@@ -393,22 +369,6 @@ def test_size_is_loss_and_norms():
     changes.append((tf.constant(1.0), tf.constant(6.0)))
     found = nonfinite.examine(tf.constant(2.0), gradients, changes, True)
     np.testing.assert_allclose(found.size, [2.0, 5.0, 13.0])
-
-
-def test_mini_batches_are_counted():
-    skips = nonfinite.Skips("CPU:0")
-    for is_finite, count, in_a_row in [
-        (True, 0, 0),
-        (False, 1, 1),
-        (False, 2, 2),
-        (True, 2, 0),
-        (False, 3, 1),
-    ]:
-        assert skips.add(tf.constant(is_finite)) == {"skipped_steps": count}
-        assert skips.in_a_row == in_a_row
-    skips.start_epoch()
-    assert skips.add(tf.constant(False)) == {"skipped_steps": 1}
-    assert (skips.in_a_row, skips.total) == (2, 4)
 
 
 # ------------------------------------------- finite, and what becomes infinite
@@ -445,40 +405,6 @@ def test_row_that_makes_state_infinite_is_skipped(k, m, schedule):
     assert not np.isfinite(plain.get_layer("first").moving_variance).all()
 
 
-@pytest.mark.parametrize("scale", [1e22, 1e25])
-def test_gradient_whose_square_overflows_is_skipped(scale):
-    """Adam's velocity was infinite, and the weights NaN an epoch later."""
-    x, y = data()
-    y[BAD][1] = 3.0
-    weight = np.where(np.arange(ROWS) == BAD.start + 1, scale, 1.0)
-
-    def run(rows, **options):
-        keras.utils.set_random_seed(5)
-        model = tfgpipe.GPipe(
-            [keras.Input((4,)), kl.Dense(6, "relu"), kl.Dense(2)],
-            2,
-            2,
-            **options,
-        )
-        model.compile(keras.optimizers.Adam(0.01), "mae")
-        weights = weight[rows].astype("float32")
-        for _ in range(2):
-            model.fit(
-                x[rows],
-                y[rows],
-                BATCH,
-                shuffle=False,
-                verbose=0,
-                sample_weight=weights,
-            )
-        return model
-
-    model = run(np.arange(ROWS), skip_nonfinite=True)
-    assert model.num_skipped == 2
-    other = run(np.r_[0 : BAD.start, BAD.stop : ROWS])
-    assert_same(model, other)
-
-
 def test_state_that_is_infinite_from_the_start_may_stay_so():
     class Least(kl.Layer):
         """The least that was seen."""
@@ -509,18 +435,6 @@ def test_state_that_is_infinite_from_the_start_may_stay_so():
     )
     assert history["skipped_steps"] == [0, 0]
     assert np.isfinite(model.get_layer(index=0).least)
-
-
-@pytest.mark.parametrize("value", [1 + 2j, complex(0, np.inf)])
-def test_complex_numbers_are_looked_at_by_their_parts(value):
-    loss, one = tf.constant(1.0), tf.constant([1j, 3 + 4j], tf.complex128)
-    other = tf.constant([1j, value], tf.complex128)
-    is_finite = bool(np.isfinite(value))
-    assert bool(nonfinite.all_finite([loss, other])) == is_finite
-    assert bool(nonfinite.examine(loss, [other], []).is_finite) == is_finite
-    found = nonfinite.examine(loss, [one], [(one, other)], measures=True)
-    assert bool(found.is_finite) == is_finite
-    assert float(found.size[1]) == pytest.approx(np.sqrt(26))
 
 
 # --------------------------------------------------------------------- outliers

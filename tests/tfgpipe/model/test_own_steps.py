@@ -486,26 +486,3 @@ def test_training_without_the_pipeline_is_warned_of_once():
             alone(data()[0], training=True)
         with tf.GradientTape():
             pipeline()(data()[0])
-
-
-def test_error_of_a_step_with_a_tape_names_the_method():
-    class Textbook(tfgpipe.GPipe):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-            tape.gradient(loss, self.trainable_variables)
-            return {"loss": loss}
-
-    model = compiled(pipeline(cls=Textbook))
-    with pytest.raises(TypeError, match=r"by `self.loss_and_gradients\("):
-        model.fit(*data(), verbose=0)
-
-
-def test_model_whose_layers_moved_is_told_how_two_share_them():
-    shared = [kl.Dense(4), kl.Dense(2)]
-    first = tfgpipe.GPipe([keras.Input((4,)), *shared], 2)
-    tfgpipe.GPipe([keras.Input((4,)), *shared], 1, devices=["CPU:3"])
-    compiled(first)
-    with pytest.raises(ValueError, match="on the same devices, by `layers_per"):
-        first.fit(*data(), verbose=0)

@@ -57,65 +57,6 @@ class Distiller:
         return 0.3 * hard + 0.7 * apart * self.temperature**2
 
 
-class Contrastive:
-    """Two views of each row, in a step, with a head that is built later."""
-
-    loss = None
-
-    def hold(self):
-        self.noise = kl.GaussianNoise(0.3, seed=5)
-        self.head = keras.Sequential([kl.Dense(4, "relu"), kl.Dense(3)])
-        self.scale = self.add_weight(shape=(), initializer="zeros")
-        self.found = keras.metrics.SparseCategoricalAccuracy(name="found")
-
-    def train_step(self, data):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        views = [self.noise(x, training=True) for _ in range(2)]
-        return super().train_step(ops.concatenate(views))
-
-    def test_step(self, data):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        return super().test_step(ops.concatenate([x, x]))
-
-    def compute_loss(
-        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
-    ):
-        found = ops.normalize(self.head(y_pred, training=training), axis=1)
-        a, b = ops.split(found, 2)
-        alike = ops.matmul(a, ops.transpose(b)) * ops.exp(self.scale)
-        same = ops.arange(ops.shape(a)[0])
-        self.found.update_state(same, alike)
-        return ops.mean(
-            keras.losses.sparse_categorical_crossentropy(
-                same, alike, from_logits=True
-            )
-        )
-
-
-class SlowTarget:
-    """A target that follows the weights, by a step."""
-
-    loss = None
-
-    def hold(self):
-        self.target = keras.Sequential(
-            [keras.Input((6,)), kl.Dense(8, "relu"), kl.Dense(5)]
-        )
-        self.target.trainable = False
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        pairs = zip(self.target.weights, self.trainable_weights, strict=True)
-        for old, new in pairs:
-            old.assign(0.9 * old + 0.1 * new)
-        return logs
-
-    def compute_loss(
-        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
-    ):
-        return ops.mean((self.target(x) - y_pred) ** 2)
-
-
 class Penalised:
     """A held layer adds to the loss, before it is computed."""
 
@@ -186,15 +127,7 @@ def assert_same_weights(model, other, rtol=0.0):
         np.testing.assert_allclose(a, b, rtol, rtol)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Distiller,
-        Penalised,
-        pytest.param(Contrastive, marks=pytest.mark.slow),
-        pytest.param(SlowTarget, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("kind", [Distiller, Penalised])
 def test_subclass_that_holds_others_trains_as_in_keras(kind):
     plain = plain_of(kind)
     expected = fitted(plain)
@@ -358,38 +291,14 @@ class OwnLoss:
         return super().compute_loss(x, x, y_pred, sample_weight)
 
 
-class Nothing:
-    """The targets are made by a layer."""
-
-    loss = None
-
-
 @keras.saving.register_keras_serializable()
 class Joined(kl.Layer):
     def call(self, inputs):
         return ops.concatenate([inputs["noisy"], inputs["time"]], -1)
 
 
-class Reconstructed(kl.Layer):
-    def call(self, inputs):
-        x, y = inputs
-        self.add_loss(ops.mean((x - y) ** 2))
-        return y
-
-
-class Paired(kl.Layer):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def call(self, x):
-        return x, self.inner(x)
-
-
 def autoencoder(kind, is_declared):
     dense = [kl.Dense(4, "relu", name="code"), kl.Dense(6, name="decoded")]
-    if kind is Nothing:
-        dense = [Paired(keras.Sequential(dense)), Reconstructed()]
     if kind is Denoising:
         return [Joined(), *dense]
     return [keras.Input((6,)), *dense] if is_declared else dense
@@ -403,8 +312,6 @@ def autoencoder(kind, is_declared):
         pytest.param(Autoencoder, False, marks=pytest.mark.slow),
         pytest.param(OwnLoss, True, marks=pytest.mark.slow),
         pytest.param(OwnLoss, False, marks=pytest.mark.slow),
-        pytest.param(Nothing, True, marks=pytest.mark.slow),
-        pytest.param(Nothing, False, marks=pytest.mark.slow),
     ],
 )
 def test_fit_without_labels_trains_as_in_keras(kind, is_declared):

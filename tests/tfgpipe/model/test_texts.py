@@ -103,17 +103,6 @@ def test_task_trains_as_kerashub_has_compiled_it():
     assert int(pipeline.optimizer.iterations) == 5
 
 
-@pytest.mark.slow
-def test_task_that_was_trained_goes_on_in_a_pipeline():
-    task, other = tiny_presets.bert(), tiny_presets.bert()
-    for one in (task, other):
-        one.fit(TEXTS, LABELS, shuffle=False, verbose=0)
-    pipeline = tfgpipe.GPipe(other, 2, 2, devices=CPUS)
-    for model in (task, pipeline):
-        model.fit(TEXTS, LABELS, shuffle=False, verbose=0)
-    check_equal(task, pipeline)
-
-
 def test_who_compiles_last_is_asked():
     """The pipeline's own is above that of the task."""
     _, pipeline = as_made(tiny_presets.bert)
@@ -173,13 +162,6 @@ def test_generation_forgets_the_sampler_before():
             model.compile(sampler=sampler)
         expected = task.generate(["ab", "hello"], max_length=9)
         assert pipeline.generate(["ab", "hello"], max_length=9) == expected
-
-
-def test_sampler_is_refused_where_nothing_is_sampled():
-    layers = [keras.Input((2,)), keras.layers.Dense(1)]
-    for model in (keras.Sequential(layers), tfgpipe.GPipe(layers, 1)):
-        with pytest.raises(TypeError, match="sampler"):
-            model.compile(sampler="greedy")
 
 
 def files(folder):
@@ -261,19 +243,11 @@ def test_pipeline_is_saved_to_a_preset(tmp_path, max_shard_size):
 
 def test_preset_needs_a_model_of_kerashub(tmp_path):
     pipeline = tfgpipe.GPipe([keras.Input((2,)), keras.layers.Dense(1)], 1)
-    with pytest.raises(ValueError, match=r"`save_to_preset` needs .*layers"):
+    with pytest.raises(ValueError, match="`save_to_preset` needs"):
         pipeline.save_to_preset(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="`preset_dir` must be a path"):
         pipeline.save_to_preset(None)
-
-
-def test_steps_are_checked_and_timed_as_the_task_is_compiled():
-    _, pipeline = as_made(tiny_presets.bert)
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(
-        pipeline.model.preprocessor(TEXTS, LABELS)
-    )
-    assert tfgpipe.check(pipeline, x, y).is_exact
 
 
 def test_tokens_are_taken_without_a_preprocessor():

@@ -146,13 +146,3 @@ def test_a_table_is_looked_up_by_integers_of_several_sizes(k):
 
     x = np.array([[1, 2], [3, 4], [1, 5]], "int32")
     check(make, x, normal(3, 2, 2), [(k, 2)])
-
-
-@pytest.mark.parametrize("make", [frames_as_rows, video])
-def test_bytes_of_layers_that_fold_an_axis_are_those_of_all_rows(make):
-    layers, shape = make(), (5, 5, 6)
-    if make is video:
-        shape = (5, 5, 6, 6, 1)
-    model = tfgpipe.GPipe(layers, 2, costs="bytes")
-    model.build(shape)
-    assert all(cell.cost > 0 for cell in model.cells())

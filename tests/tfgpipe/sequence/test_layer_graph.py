@@ -54,10 +54,6 @@ def twice_at_the_end(x):
     return a(a(x))
 
 
-def two_inputs(x, y):
-    return kl.Add(name="b")([dense("a")(x), y])
-
-
 @pytest.mark.parametrize(
     "make",
     [

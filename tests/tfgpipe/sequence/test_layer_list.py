@@ -58,18 +58,15 @@ def test_name_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("x", "received"),
     [
-        ({"lines": X}, r"a dict of \['lines'\]"),
+        ({"lines": X}, r"\['lines'\]"),
         ([X, X], "2 tensors"),
     ],
 )
 def test_other_inputs_are_refused(x, received):
     model = tfgpipe.GPipe(named(), 2, 2)
     model.compile("sgd", "mse")
-    message = (
-        "`x` must have the input of the list of layers, 'rows'. Received: "
-        f"{received}"
-    )
-    with pytest.raises(ValueError, match=message):
+    message = r"the inputs of the layers, \['rows'\]. Received: "
+    with pytest.raises(ValueError, match=message + received):
         model.fit(x, Y, verbose=0)
 
 

@@ -11,16 +11,6 @@ import tfgpipe
 MODELS = [dicts, nested, residual, siamese, translator, unet]
 
 
-def test_layer_is_its_own_and_is_listed_for_each_call():
-    model = siamese()
-    calls = tfgpipe.layers_of(model)
-    dense = [c for c in calls if isinstance(c.operation, kl.Dense)]
-    tower = model.get_layer(index=2)
-    assert [c.operation for c in dense].count(tower.layers[0]) == 2
-    operations = [type(c.operation).__name__ for c in calls]
-    assert operations.count("Subtract") == 1
-
-
 def test_state_of_a_layer_that_is_called_in_several_cells_has_the_same_bits():
     def trained(k):
         keras.utils.set_random_seed(3)

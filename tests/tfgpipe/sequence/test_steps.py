@@ -230,22 +230,6 @@ def warned(layers, num_partitions=2, **kwargs):
     return [text for text in texts if "devices wait for layer" in text]
 
 
-def test_layer_of_keras_with_most_of_the_cost_is_warned_of():
-    attend = functional_attention()
-    (message,) = warned(attend)
-    name = attend.layers[1].name
-    assert f"With num_partitions=2, devices wait for layer '{name}'" in message
-    assert (
-        f"% of the cost of all layers: pass shards={{'{attend.name}/" in message
-    )
-    assert message.endswith(f"/{name}': 2}}.")
-
-
-def functional_attention():
-    x = keras.Input((3, 4))
-    return keras.Model(x, kl.ReLU()(kl.MultiHeadAttention(2, 8)(x, x)))
-
-
 def test_layer_with_most_of_the_cost_is_warned_of_with_a_cure():
     layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(80, name="own")]
     (message,) = warned([*layers, kl.Dense(1)], 3)
