@@ -329,7 +329,7 @@ def test_devices_alone_give_the_number_of_cells():
 # -------------------------------------------------------------------- build
 def test_layer_that_cannot_take_the_one_before_is_named_by_keras():
     items = [kl.Conv2D(2, 3), kl.LSTM(3, name="sequence")]
-    with refused('layer "sequence"', "expected ndim=3", "(None, 4, 4, 2)"):
+    with refused("sequence", "expected ndim=3", "(None, 4, 4, 2)"):
         tfgpipe.GPipe([keras.Input((6, 6, 1)), *items], 1)
 
 

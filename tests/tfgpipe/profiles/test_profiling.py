@@ -222,7 +222,7 @@ def test_progress_is_shown_if_asked_for(capsys):
         ({"loss": "mse"}, "`y` and `loss` must be given together"),
         ({"y": ONES[:4], "loss": "mse"}, "`y` must have the same number|rows"),
         ({"y": ONES, "loss": keras.losses.Dice()}, "`loss` must add up"),
-        ({"x": iter([])}, "`x` and `y` must be arrays"),
+        ({"x": iter([])}, "unsupported type"),
         ({"optimizer": "gradually"}, "gradually"),
         ({"x": {}}, "`x` must hold the inputs"),
         ({"jit_compile": "on"}, "`jit_compile` must be True or False"),
@@ -264,7 +264,7 @@ def test_layer_that_cannot_be_measured_is_named():
 
 
 def test_layers_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match='layer "conv"'):
+    with pytest.raises(ValueError, match="layer .conv."):
         profile([kl.Dense(4), kl.Conv2D(2, 3, name="conv")])
 
 
