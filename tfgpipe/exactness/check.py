@@ -25,9 +25,8 @@ from keras import tree
 from tfgpipe import inputs, internals
 from tfgpipe.exactness.report import Report, Tally
 from tfgpipe.graphs import as_tensor, is_continuous, stateful_kinds
-from tfgpipe.inputs import check_rows, first_tensor
+from tfgpipe.inputs import MicroBatches, check_rows, first_tensor
 from tfgpipe.internals import Nest
-from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.model import HOST, GPipe, all_finite
 from tfgpipe.state import is_synchronized, weighted_mean
 from tfgpipe.trial import (

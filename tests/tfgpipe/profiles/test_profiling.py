@@ -264,7 +264,7 @@ def test_layer_that_cannot_be_measured_is_named():
 
 
 def test_layers_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="layer .conv."):
+    with pytest.raises(ValueError, match=r"layer .conv."):
         profile([kl.Dense(4), kl.Conv2D(2, 3, name="conv")])
 
 
