@@ -83,7 +83,7 @@ class Objective:
         traced = batch.traced
         count = len(traced.handed_out) - len(traced.outputs)
         has_outputs = [t is not None for t in traced.outputs]
-        has_losses = [True] * len(batch.results.extra_specs())
+        has_losses = [True] * len(batch.extra_specs())
         return [*has_outputs, *[False] * count], has_losses
 
     def start(self, run: Pipeline) -> LossGradients:
@@ -245,37 +245,36 @@ class SummedLoss(Objective):
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """See `Objective`: the head has the loss of outputs."""
         self._check_parts(batch)
-        results = batch.results
         return (
-            [False] * results.num_handed_out,
-            [True] * len(results.extra_specs()),
+            [False] * len(batch.traced.handed_out),
+            [True] * len(batch.extra_specs()),
         )
 
     def start(self, run: Pipeline) -> LossGradients:
         """See `Objective`."""
-        results = run.results
-        none = [None] * results.num_handed_out  # the head has the loss
-        with tf.device(results.device):
+        batch = run.batch
+        none = [None] * len(batch.traced.handed_out)  # the head has the loss
+        with tf.device(batch.device):
             # loss = sum of w * total / count: by a total it is w / count.
             counts = self._counts(run)
-            dtypes = [t.dtype for t in [*counts, *results.extra_specs()]]
+            dtypes = [t.dtype for t in [*counts, *batch.extra_specs()]]
             widest = max(dtypes, key=lambda d: d.size, default=tf.float32)
             scale = self._scaled(tf.ones([], widest))
             return LossGradients(
-                outputs=[none] * run.micro_batches.count,
+                outputs=[none] * batch.micro_batches.count,
                 head=[
                     tf.math.divide_no_nan(tf.cast(scale, c.dtype) * w, c)
                     for w, c in zip(self._weights(run), counts)
                 ],
                 extra=[
                     tf.fill(s.shape, tf.cast(scale, s.dtype))
-                    for s in results.extra_specs()
+                    for s in batch.extra_specs()
                 ],
             )
 
     def total(self, run: Pipeline) -> tf.Tensor:
         """See `Objective`; updates Keras's metrics of each output's loss."""
-        with tf.device(run.results.device):
+        with tf.device(run.batch.device):
             of_weights = penalties(self._model)
             total = self._sum(run, of_weights)
             scale = self._scaled(tf.ones([], total.dtype))
@@ -287,12 +286,14 @@ class SummedLoss(Objective):
 
     def _sum(self, run: Pipeline, of_weights: list[Penalty]) -> tf.Tensor:
         """Adds up all losses."""
-        sums = _add_up(run.results.head_sums(), run.micro_batches)
+        batch, traced = run.batch, run.batch.traced
+        of_head = traced.losses[: traced.num_head_losses]
+        sums = _add_up(batch.values_of(of_head), batch.micro_batches)
         values = [
             tf.math.divide_no_nan(s, c) for s, c in zip(sums, self._counts(run))
         ]
-        self._track(values, run.micro_batches.num_rows)
-        others = run.results.extra_losses()
+        self._track(values, batch.micro_batches.num_rows)
+        others = batch.extra_losses()
         others += [penalty.value for penalty in of_weights]
         weighted = [w * v for w, v in zip(self._weights(run), values)]
         losses = [sum(weighted)] if sums else []
@@ -305,7 +306,7 @@ class SummedLoss(Objective):
 
     def _entries(self, run: Pipeline) -> list[Any]:
         """Returns Keras's entries of the losses that the head has computed."""
-        if not run.results.num_head_losses:
+        if not run.batch.traced.num_head_losses:
             return []
         return internals.flat_losses(internals.compiled_loss(self._model))
 
@@ -318,7 +319,7 @@ class SummedLoss(Objective):
     def _counts(self, run: Pipeline) -> list[tf.Tensor]:
         """Returns the number by which each loss is divided."""
         if self._counted is None:
-            counts = _add_up(run.counts(), run.micro_batches)
+            counts = _add_up(run.counts(), run.batch.micro_batches)
             self._counted = [
                 tf.ones_like(count) if entry.loss.reduction == "sum" else count
                 for entry, count in zip(self._entries(run), counts)
@@ -390,13 +391,12 @@ class WholeMiniBatchLoss(Objective):
         """See `Objective`; traces the loss once, only for this."""
         self._check_parts(batch)
         losses: list[_Loss] = []
-        results = batch.results
 
         def trace(data: Nest, handed_out: Any, extra: Any) -> None:
             values = [penalty.value for penalty in penalties(self._model)]
             losses.append(
                 self._differentiated(
-                    data, handed_out, results.nest, extra, values
+                    data, handed_out, batch.nest, extra, values
                 )
             )
 
@@ -405,7 +405,7 @@ class WholeMiniBatchLoss(Objective):
             self._data,
         )
         tf.function(trace, autograph=False).get_concrete_function(
-            specs, results.specs(), results.extra_specs()
+            specs, batch.specs(), batch.extra_specs()
         )
         return (
             [d is not None for d in losses[0].outputs],
@@ -414,14 +414,14 @@ class WholeMiniBatchLoss(Objective):
 
     def start(self, run: Pipeline) -> LossGradients:
         """See `Objective`; computes the loss."""
-        results, micro_batches = run.results, run.micro_batches
-        with tf.device(results.device):
+        batch, micro_batches = run.batch, run.batch.micro_batches
+        with tf.device(batch.device):
             of_weights = penalties(self._model)
             loss = self._differentiated(
                 self._data,
-                results.joined(),
-                results.nest,
-                results.extra_losses(),
+                batch.joined(),
+                batch.nest,
+                batch.extra_losses(),
                 [penalty.value for penalty in of_weights],
             )
             self._total = loss.total

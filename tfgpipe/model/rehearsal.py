@@ -175,7 +175,7 @@ class Rehearsals(TrainingSteps):
             traces.append(sections)
 
             def looked(tensors: Sequence[tf.Tensor]) -> list[Any]:
-                by_micro_batch = pipeline.results.values
+                by_micro_batch = pipeline.batch.values
                 return [look(_known(tensors, vs)) for vs in by_micro_batch]
 
             values = [[looked(s.gives), looked(s.gradients)] for s in sections]

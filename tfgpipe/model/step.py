@@ -201,7 +201,7 @@ class TrainingSteps(Hooks):
         guard = self._guard(run, is_whole_step) if training else None
         if training:
             with tf.control_dependencies(arrival):
-                if run.results.are_complete:  # what follows sees the new state
+                if run.batch.is_complete:  # what follows sees the new state
                     run.assign_state()
                 start = loss.start(run)
             run.backward(start)
@@ -227,7 +227,7 @@ class TrainingSteps(Hooks):
         run.forward()
         with tf.control_dependencies(arrival):
             run.assign_state()
-        return run.results.joined_outputs()
+        return run.batch.joined_outputs()
 
     def _unpack(
         self, data: Nest, with_loss: bool = True
@@ -323,7 +323,9 @@ class TrainingSteps(Hooks):
 
         def update() -> None:
             if pairs:
-                update_on_devices(self.optimizer, pairs, run.is_compiled)
+                update_on_devices(
+                    self.optimizer, pairs, run.batch.traced.options.jit_compile
+                )
 
         with contextlib.ExitStack() as stack:
             if self._notes.clock is not None:
@@ -338,7 +340,7 @@ class TrainingSteps(Hooks):
         self, run: Pipeline, loss: Objective
     ) -> list[tuple[Any, keras.Variable]]:
         """Gradients, or None, and their weights."""
-        gradients = run.gradients() if run.is_training else {}
+        gradients = run.gradients() if run.batch.is_training else {}
         add_direct(gradients, loss.direct_gradients)
         pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
         taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
@@ -377,23 +379,23 @@ class TrainingSteps(Hooks):
     def _logs(self, passes: Passes) -> dict[str, Any]:
         """Returns what `fit` shows: the loss and the metrics."""
         run = passes.run
-        with tf.device(run.results.device):
+        with tf.device(run.batch.device):
             internals.loss_tracker(self).update_state(
-                passes.total, sample_weight=run.micro_batches.num_rows
+                passes.total, sample_weight=run.batch.micro_batches.num_rows
             )
         return self.updated_metrics(passes)
 
     def updated_metrics(self, passes: Passes) -> dict[str, Any]:
         """The metrics, of which the head has not updated all."""
         x, y, sample_weight = passes.batch
-        results = passes.run.results
-        added = results.extra_losses()
+        batch = passes.run.batch
+        added = batch.extra_losses()
         self._notes.added_losses = internals.current_graph(), added
-        with tf.device(results.device):
+        with tf.device(batch.device):
             if passes.head.metrics_add_up:
                 return self.get_metrics_result()
             return self.compute_metrics(
-                x, y, results.joined_outputs(), sample_weight=sample_weight
+                x, y, batch.joined_outputs(), sample_weight=sample_weight
             )
 
     def replaced_losses(

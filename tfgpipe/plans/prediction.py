@@ -160,7 +160,7 @@ def _update_seconds(
 def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
     """Returns the bytes of weights that a device gets from the host.
 
-    It has the weights of two cells: see `run/transfers.py`.
+    It has the weights of two cells: see `run/weights.py`.
     """
     held: list[int] = []
     sent = 0.0

@@ -41,7 +41,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.internals import Nest
 from tfgpipe.loss import Head
-from tfgpipe.run import Chain, Clock
+from tfgpipe.run import Chain, Clock, ReadyTask
 from tfgpipe.schedules import CellFacts, Task
 
 _FORWARD = ("forward", "recompute", "recompute_last")
@@ -258,7 +258,7 @@ class LoneLayer:
             if others is not None:
                 self._touch(chain, [others, *taken])
             task = Task(kind, 0, 0)
-            return chain.run(task, self._device, [], work)
+            return chain.run(ReadyTask(task, self._device, [], work))
 
         with tf.device(self._device):
             known = self._known(values)

@@ -3,11 +3,10 @@
 Begin with `pipeline.py`.
 """
 
-from tfgpipe.run.chain import Chain
+from tfgpipe.run.chain import Chain, ReadyTask
 from tfgpipe.run.clock import Clock, Event
-from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.mini_batch import MiniBatch
-from tfgpipe.run.pipeline import Pipeline
+from tfgpipe.run.pipeline import LossGradients, Pipeline
 from tfgpipe.run.update import update_on_devices, updates_slices_alike
 
 __all__ = [
@@ -17,6 +16,7 @@ __all__ = [
     "LossGradients",
     "MiniBatch",
     "Pipeline",
+    "ReadyTask",
     "update_on_devices",
     "updates_slices_alike",
 ]

@@ -36,23 +36,37 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells import TaskCall
 from tfgpipe.failures import check_interruption
-from tfgpipe.graphs import StagedFunction, by_reference, tensors
+from tfgpipe.graphs import by_reference, tensors
 from tfgpipe.inputs import MicroBatches
+from tfgpipe.run.clock import Clock
 from tfgpipe.schedules import Task
 from tfgpipe.state import sum_of
 
 
-class Beside(NamedTuple):
-    """The place of a task that runs beside its device's others: a shard's.
+class ReadyTask(NamedTuple):
+    """A task that is ready to run.
 
     Attributes:
-        caller: The device of its cell: it follows that one's last task.
-        layer: It follows the last task of this layer on its device.
+        task: The task.
+        device: Where it runs.
+        awaited: What it gets from other devices.
+        work: Runs it, and returns its results: a `TaskCall` where it may run
+            together with partners.
+        beside: Of a shard on another device than the cell of its layer: the
+            device of that cell, and the number of the layer. It follows the
+            cell's last task, and the last one of the layer on its device,
+            beside all others.
+        before: Operations that it follows, too.
     """
 
-    caller: str
-    layer: int
+    task: Task
+    device: str
+    awaited: Sequence[tf.Tensor | None]
+    work: Any
+    beside: tuple[str, int] | None = None
+    before: Sequence[tf.Operation] = ()
 
 
 _LAST_OPS = "_tfgpipe_last_ops"  # an attribute of graphs
@@ -65,13 +79,13 @@ class Chain:
     be there at the same time if the second did not follow the first.
 
     Args:
-        clock: Notes when each task runs, see `clock.py`, or None.
+        clock: Notes when each task runs, or None.
 
     Attributes:
         last_op: By device, the operation that the next task follows.
     """
 
-    def __init__(self, clock: Any):
+    def __init__(self, clock: Clock | None):
         self._clock = clock
         graph = internals.current_graph()
         self.last_op: dict[str, tf.Operation] = getattr(graph, _LAST_OPS, {})
@@ -79,73 +93,77 @@ class Chain:
             setattr(graph, _LAST_OPS, self.last_op)
         self._last_beside: dict[tuple[str, int], tf.Operation] = {}
 
-    def run(
-        self,
-        task: Task,
-        device: str,
-        awaited: Sequence[tf.Tensor | None],
-        work: Callable[[], Any],
-        beside: Beside | None = None,
-        before: Sequence[tf.Operation] = (),
-    ) -> Any:
-        """Runs a task on its device, after the device's last one.
-
-        Or beside its device's tasks, see `Beside`; and after those `before`.
-        """
+    def run(self, ready: ReadyTask) -> Any:
+        """Runs a task on its device, after the device's last one."""
         check_interruption()
-        with self.on_device(device, awaited, beside, before):
-            results = work()
-            self.finish(task, device, results, beside)
-        return results
-
-    def run_beside(
-        self, device: str, work: Callable[[list[tf.Operation]], Any]
-    ) -> Any:
-        """Runs what a device does beside its tasks.
-
-        `work` gets what it must follow: the device's last task.
-        """
-        before = self.last_op.get(device)
-        return work([] if before is None else [before])
+        with self._on_device(ready):
+            return self._finished(ready, ready.work())
 
     @contextlib.contextmanager
-    def on_device(
-        self,
-        device: str,
-        awaited: Sequence[tf.Tensor | None],
-        beside: Beside | None = None,
-        before: Sequence[tf.Operation] = (),
-    ) -> Iterator[None]:
+    def _on_device(self, ready: ReadyTask) -> Iterator[None]:
         """Inside, operations run on a device, after its last task."""
-        last = [self.last_op.get(device)]
-        if beside is not None:
+        last = [self.last_op.get(ready.device)]
+        if ready.beside is not None:
+            caller, layer = ready.beside
             last = [
-                self.last_op.get(beside.caller),
-                self._last_beside.get((device, beside.layer)),
+                self.last_op.get(caller),
+                self._last_beside.get((ready.device, layer)),
             ]
-        ready = [op for op in (*last, *before) if op is not None]
+        before = [op for op in (*last, *ready.before) if op is not None]
         if self._clock is not None:
-            ready = [self._clock.start(device, ready, awaited)]
-        with tf.device(device), tf.control_dependencies(ready):
+            before = [self._clock.start(ready.device, before, ready.awaited)]
+        with tf.device(ready.device), tf.control_dependencies(before):
             yield
 
-    def finish(
-        self,
-        task: Task,
-        device: str,
-        results: Any,
-        beside: Beside | None = None,
-    ) -> None:
-        """Remembers a task's operation for the next one that follows it."""
+    def _finished(self, ready: ReadyTask, results: Any) -> Any:
+        """Remembers a task's operation for the next; returns its results."""
         op = run_independently(results)
         if op is None:
-            return
+            return results
         if self._clock is not None:
-            op = self._clock.stop(task, device, op)
-        if beside is None:
-            self.last_op[device] = op
+            op = self._clock.stop(ready.task, ready.device, op)
+        if ready.beside is None:
+            self.last_op[ready.device] = op
         else:
-            self._last_beside[device, beside.layer] = op
+            self._last_beside[ready.device, ready.beside[1]] = op
+        return results
+
+    def run_together(
+        self, ready: Sequence[ReadyTask], micro_batches: MicroBatches
+    ) -> list[Any]:
+        """Runs the tasks of partners, and returns what each returns.
+
+        Args:
+            ready: The tasks. Of replicas with unequal numbers of micro-batches,
+                one may be the first to sum gradients, and another one not.
+            micro_batches: How the rows fall into micro-batches.
+        """
+        calls: list[TaskCall] = [one.work for one in ready]
+        values = [dict(call.values) for call in calls]
+        places: Callable = self._on_device
+        for stages in zip(
+            *(call.function.before_last for call in calls), strict=True
+        ):
+            sent = []
+            for one, known, stage in zip(ready, values, stages):
+                with places(one):
+                    *sums, known[stage.carried] = stage.function(known)
+                    run_independently(sums)
+                    sent.append(sums)
+            places = _device_of  # it goes on where it is
+            totals = _totals(ready, sent, micro_batches)
+            for known, stage, received in zip(values, stages, totals):
+                known.update(by_reference(stage.received, received))
+        results = []
+        for one, known, call in zip(ready, values, calls):
+            with places(one):
+                last = call.finish(call.function.last(known, call.sums))
+                results.append(self._finished(one, last))
+        return results
+
+
+def _device_of(ready: ReadyTask) -> contextlib.AbstractContextManager[None]:
+    return tf.device(ready.device)
 
 
 def send(values: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
@@ -165,68 +183,8 @@ def run_independently(results: Any) -> tf.Operation | None:
     return op
 
 
-class ReadyTask(NamedTuple):
-    """A task that is ready to run.
-
-    Attributes:
-        task: The task.
-        device: Where it runs.
-        awaited: What it gets from other devices.
-        work: Runs it.
-        beside: If it runs beside the tasks of its device, with which.
-        before: Operations that it follows besides.
-    """
-
-    task: Task
-    device: str
-    awaited: Sequence[tf.Tensor | None]
-    work: Any
-    beside: Beside | None = None
-    before: Sequence[tf.Operation] = ()
-
-
-def run_together(
-    chain: Chain, started: Sequence[ReadyTask], micro_batches: MicroBatches
-) -> list[Any]:
-    """Runs the tasks of partners, and returns what each returns.
-
-    Args:
-        chain: Of all devices.
-        started: The tasks. Of replicas with unequal numbers of micro-batches,
-            one may be the first to sum gradients, and another one not.
-        micro_batches: How the rows fall into micro-batches.
-    """
-    functions: list[StagedFunction] = [one.work.function for one in started]
-    values = [dict(one.work.values) for one in started]
-    is_first = True
-    for stages in zip(*(f.before_last for f in functions), strict=True):
-        sent = []
-        for one, known, stage in zip(started, values, stages):
-            with _on_device(chain, one, is_first):
-                *sums, known[stage.carried] = stage.function(known)
-                run_independently(sums)
-                sent.append(sums)
-        is_first = False
-        totals = _totals(started, sent, micro_batches)
-        for known, stage, received in zip(values, stages, totals):
-            known.update(by_reference(stage.received, received))
-    results = []
-    for one, known, function in zip(started, values, functions):
-        with _on_device(chain, one, is_first):
-            last = function.last(known, one.work.sums)
-            results.append(one.work.finish(last))
-            chain.finish(one.task, one.device, results[-1])
-    return results
-
-
-def _on_device(chain: Chain, one: ReadyTask, is_first: bool) -> Any:
-    if is_first:
-        return chain.on_device(one.device, one.awaited)
-    return tf.device(one.device)
-
-
 def _totals(
-    started: Sequence[ReadyTask],
+    ready: Sequence[ReadyTask],
     sent: list[list[tf.Tensor]],
     micro_batches: MicroBatches,
 ) -> list[list[tf.Tensor]]:
@@ -234,7 +192,7 @@ def _totals(
     if len(sent) == 1:
         return sent
     select = micro_batches.select
-    places = [one.task.micro_batch for one in started]
+    places = [one.task.micro_batch for one in ready]
     totals = []
     for values in zip(*sent):
         with tf.device(values[0].device):

@@ -1,4 +1,4 @@
-"""A mini-batch: the model traced for it, its tasks and its program."""
+"""A mini-batch: the model traced for it, its tasks, program and results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe.cells import (
     Cell,
     CellTasks,
@@ -34,8 +35,9 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.internals import Nest
-from tfgpipe.run.results import Results
+from tfgpipe.inputs import MicroBatches
 from tfgpipe.schedules import Program, Remat, Schedule, lower
+from tfgpipe.state import weighted_mean
 
 # The type of devices that compute what others have no kernel for.
 _HOST = "CPU"
@@ -62,9 +64,11 @@ class MiniBatch:
         remat: Which micro-batches are computed again.
         call: What of the model was run.
         micro_batches: How the rows fall into micro-batches.
-        values: Of each micro-batch; inputs and labels before anything runs.
+        values: By micro-batch, values of tensors of the model's graph: inputs
+            and labels before anything runs.
         replicas: Which replica computes which micro-batches.
-        results: What the cells make of the mini-batch.
+        device: The last cell's, the first if there are replicas: it computes
+            the loss.
     """
 
     def __init__(
@@ -81,13 +85,13 @@ class MiniBatch:
         trial: Any = None,
     ):
         self.cells = cells
+        self.device = cells[-1].device
         self._tracer = tracer
         self.remat = remat
         inputs, label_rows = self._split(
             tracer.unanalysed(x), labels, num_micro_batches
         )
-        count = self.micro_batches.count
-        is_split = count > 1
+        is_split = self.micro_batches.count > 1
         self.call = ModelCall(
             source.call,
             source.layers,
@@ -101,7 +105,6 @@ class MiniBatch:
             shards=counts_of_shards(cells),
             sent=set().union(*(cell.sent for cell in cells)),
         )
-        is_tried = trial and is_split and (head is not None or not training)
         trace = functools.partial(
             tracer.trace,
             cells=cells,
@@ -111,10 +114,12 @@ class MiniBatch:
                 training and remat.recomputes(k) for k in range(len(cells))
             ],
         )
+        is_tried = trial and is_split and (head is not None or not training)
         whole = self.call.with_whole_layers()
         tried = trace(whole) if is_tried and self.call.shards else None
         traced = trace(self.call)
         if is_tried:
+            count = self.micro_batches.count
             trial.run(whole, tried or traced, cells, x, count, source)
             trial.tell()
         self._lookups_of_rows = trial.lookups_of_rows if trial else set()
@@ -132,10 +137,7 @@ class MiniBatch:
             and not is_split
         )
         adds_up = head is not None and head.metrics_add_up
-        hands_out = not (may_drop_outputs and adds_up)
-        self.results = Results(
-            traced, cells[-1].device, self.micro_batches, self.values, hands_out
-        )
+        self._hands_out = not (may_drop_outputs and adds_up)
 
     def _split(
         self, x: Nest, labels: Nest, num_micro_batches: int
@@ -234,7 +236,7 @@ class MiniBatch:
                 tasks[-1].functions,
                 {id(v) for v in self.call.head.metric_state},
             )
-        if not self.results.hands_out:
+        if not self._hands_out:
             tasks[-1].hide(self.traced.handed_out)
         return tasks
 
@@ -316,3 +318,89 @@ class MiniBatch:
             if any(use.is_trained for use in one.part.uses)
         )
         return [*range(first, len(tasks))]
+
+    # ---------------------------------------------------------------- results
+    def add(self, m: int, made: Values) -> None:
+        """Takes what a cell made of a micro-batch."""
+        self.values[m].update(made)
+        if self.micro_batches.count > 1:
+            for output in self.traced.outputs:
+                if output is not None and output.ref() in made:
+                    self.micro_batches.check_output(made[output.ref()], m)
+
+    @property
+    def is_complete(self) -> bool:
+        """Is true if all forward tasks have run."""
+        wanted = {t.ref() for t in self.traced.results}
+        if not self._hands_out:
+            wanted -= {t.ref() for t in self.traced.handed_out if t is not None}
+        return all(wanted <= known.keys() for known in self.values)
+
+    def values_of(
+        self, tensors: Sequence[tf.Tensor | None]
+    ) -> list[list[tf.Tensor | None]]:
+        """Returns the values of some tensors, of each micro-batch."""
+        return [
+            [None if t is None else known[t.ref()] for t in tensors]
+            for known in self.values
+        ]
+
+    @property
+    def _added_losses(self) -> Sequence[tf.Tensor]:
+        return self.traced.losses[self.traced.num_head_losses :]
+
+    def extra_losses(self) -> list[tf.Tensor]:
+        """Returns the layers' own losses for the mini-batch."""
+        losses = []
+        for values in zip(*self.values_of(self._added_losses)):
+            with tf.device(values[0].device):
+                losses.append(weighted_mean([*values], self.micro_batches))
+        return losses
+
+    def extra_specs(self) -> list[tf.TensorSpec]:
+        """Returns shapes and dtypes of the layers' own losses."""
+        return [tf.TensorSpec(t.shape, t.dtype) for t in self._added_losses]
+
+    def specs(self) -> list[tf.TensorSpec | None]:
+        """Returns shapes and dtypes of what is handed out."""
+        rows = self.micro_batches.num_rows
+        known = [rows if isinstance(rows, int) else None]
+
+        def spec(tensor: tf.Tensor | None) -> tf.TensorSpec | None:
+            if tensor is None:
+                return None
+            shape = tensor.shape
+            if self.micro_batches.count > 1:
+                shape = tf.TensorShape(known).concatenate(shape[1:])
+            return tf.TensorSpec(shape, tensor.dtype)
+
+        return [spec(t) for t in self.traced.handed_out]
+
+    def joined(self) -> list[tf.Tensor | None]:
+        """Joins what is handed out, flat, on one device."""
+        with tf.device(self.device):
+            parts = self.values_of(self.traced.handed_out)
+            joined: list[tf.Tensor | None] = self.micro_batches.join(parts)
+            return joined
+
+    def nest(self, handed_out: Sequence[tf.Tensor | None]) -> Nest:
+        """Returns outputs, with what hangs on them, as the model does.
+
+        What was one tensor is one again.
+        """
+        traced = self.traced
+        made = [None if t is None else tf.identity(t) for t in handed_out]
+        attached = iter(made[len(traced.outputs) :])
+        outputs = []
+        for tensor, output, hung_by in zip(
+            made, traced.outputs, traced.attached
+        ):
+            hung = internals.constants_on(output)
+            hung.update({name: next(attached) for name in hung_by})
+            outputs.append(internals.attach(tensor, hung))
+        return tree.map_structure(lambda i: outputs[i], traced.structure)
+
+    def joined_outputs(self) -> Nest:
+        """Returns the mini-batch's outputs, on one device."""
+        with tf.device(self.device):
+            return self.nest(self.joined())

@@ -23,33 +23,73 @@ All this is one list, `MiniBatch.values`: by micro-batch, values of tensors of
 the model's graph. It begins with inputs and labels; `StateFlow.start` adds the
 state, `LossGradients` the gradients of the loss, and each task its results.
 What is kept is by cell and micro-batch, the sums of gradients by cell and
-replica.
+replica. Weights have their values of one mini-batch, see `weights.py`.
 
-Weights have their values of one mini-batch, see `transfers.py`.
+The counts of losses are known before the losses. A loss that is added up is
+divided by a number of rows, unmasked positions or weights. It rarely depends on
+what the layers compute: a function cut out of each cell computes nothing but
+what the numbers follow from, so that a backward pass can start before the last
+forward pass has ended. Where they do depend on it, that is computed twice.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.cells import CellTasks
-from tfgpipe.graphs import Gradient, Values, gradient_sums
-from tfgpipe.run.chain import (
-    Beside,
-    Chain,
-    ReadyTask,
-    run_independently,
-    run_together,
+from tfgpipe.cells import CellTasks, KeptValues
+from tfgpipe.devices import names
+from tfgpipe.graphs import (
+    Differentiated,
+    GradientSums,
+    Values,
+    by_reference,
+    gradient_sums,
 )
-from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
+from tfgpipe.inputs import MicroBatches
+from tfgpipe.run.chain import Chain, ReadyTask, run_independently, send
+from tfgpipe.run.clock import Clock
 from tfgpipe.run.mini_batch import MiniBatch
-from tfgpipe.run.transfers import Offloads, Weights
-from tfgpipe.schedules import HALVES, KINDS, Op, Program
+from tfgpipe.run.weights import Weights
+from tfgpipe.schedules import KINDS, Op, Program
 from tfgpipe.state import StateFlow
+
+
+class LossGradients(NamedTuple):
+    """Where the backward pass starts: gradients of the loss.
+
+    Attributes:
+        outputs: For each micro-batch, with respect to the flat outputs: of the
+            shape of an output each, or None.
+        head: With respect to the head's losses, scalars, the same for every
+            micro-batch; [] without a head.
+        extra: With respect to each of the layers' own losses, scalars, or
+            None.
+    """
+
+    outputs: Sequence[Sequence[tf.Tensor | None]]
+    head: list[tf.Tensor]
+    extra: Sequence[tf.Tensor | None]
+
+    def for_micro_batch(
+        self, m: int, micro_batches: MicroBatches, made: Differentiated
+    ) -> Values:
+        """Returns a micro-batch's gradients, by the graph's tensors."""
+        head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
+        extra = [
+            None if d is None else d * micro_batches.fraction(m, d.dtype)
+            for d in self.extra
+        ]
+        keys = [*made.dy, *made.dlosses]
+        gradients = [*self.outputs[m], *head, *extra]
+        return {
+            key.ref(): gradient
+            for key, gradient in zip(keys, gradients, strict=True)
+            if key is not None
+        }
 
 
 class Pipeline:
@@ -59,16 +99,14 @@ class Pipeline:
         batch: The mini-batch, and the model traced for it.
         tasks: What runs the tasks of each cell.
         program: What runs, in which order.
-        clock: Notes when each task runs, see `clock.py`, or None.
+        clock: Notes when each task runs, or None.
 
     Attributes:
+        batch: The mini-batch.
         tasks: What runs the tasks of each cell.
-        micro_batches: How the rows fall into micro-batches.
-        results: What the cells make of the mini-batch.
         program: What runs.
         state: The variables that no optimizer updates.
         chain: What runs on every device.
-        is_training: Whether there is a backward pass.
     """
 
     def __init__(
@@ -76,13 +114,10 @@ class Pipeline:
         batch: MiniBatch,
         tasks: Sequence[CellTasks],
         program: Program,
-        clock: Any = None,
+        clock: Clock | None = None,
     ):
-        self._batch = batch
+        self.batch = batch
         self.tasks = tasks
-        self.micro_batches = batch.micro_batches
-        self.results = batch.results
-        self.is_training = batch.is_training
         self.program = program
         self.chain = Chain(clock)
         self.state = StateFlow(
@@ -93,14 +128,17 @@ class Pipeline:
             batch.micro_batches,
             batch.synchronizes,
         )
-        weights = Weights(batch, tasks, self.chain)
-        self._flow = TaskFlow(batch, tasks, weights, self.state)
+        self._weights = Weights(batch, tasks, self.chain)
         self._left = collections.deque(program.turns)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Is true if XLA compiles the tasks."""
-        return self._batch.traced.options.jit_compile
+        self._trained = batch.trained(tasks)
+        # By cell and micro-batch, what its forward pass keeps.
+        self._kept: dict[tuple[int, int], KeptValues] = {}
+        # By cell and replica: sums of gradients, and what computes metrics, of
+        # one micro-batch after the other.
+        self._sums: dict[tuple[int, int], GradientSums] = {}
+        self._metrics: dict[tuple[int, int], list[tf.Operation]] = (
+            collections.defaultdict(list)
+        )
 
     def forward(self) -> None:
         """Runs the operations before the first that needs the loss."""
@@ -108,209 +146,182 @@ class Pipeline:
             self._run(self._left.popleft())
 
     def backward(self, start: LossGradients) -> None:
-        """Runs all other operations."""
-        self._flow.begin_backward(start)
+        """Runs all other operations, by the gradients of the loss."""
+        made = self.tasks[0].part.made
+        for m, values in enumerate(self.batch.values):
+            known = start.for_micro_batch(m, self.batch.micro_batches, made)
+            values.update(known)
         while self._left:
             self._run(self._left.popleft())
 
     def assign_state(self) -> None:
         """Assigns what no optimizer updates, when it is known; once."""
-        self.state.assign(self.results.values)
+        self.state.assign(self.batch.values)
 
+    # ------------------------------------------------------------- operations
     def _run(self, ops: list[Op]) -> None:
         """Runs an operation, or the operations of partners together."""
-        ready = [self._flow.ready(op) for op in ops]
-        started = [one for one, _ in ready]
         if KINDS[ops[0].kind].lane != "compute":
-            results = [
-                self.chain.run_beside(
-                    one.beside.caller if one.beside else one.device, one.work
-                )
-                for one in started
-            ]
-        elif self._batch.synchronizes(ops[0].cell):
-            results = run_together(self.chain, started, self.micro_batches)
+            for op in ops:
+                self._transfer(op)
+            return
+        ready, weights = zip(*map(self._ready, ops))
+        if self.batch.synchronizes(ops[0].cell):
+            every = self.chain.run_together(ready, self.batch.micro_batches)
         else:
-            results = [self.chain.run(*one) for one in started]
-        for (_, take), result in zip(ready, results, strict=True):
-            take(result)
+            every = [self.chain.run(one) for one in ready]
+        for op, packed, results in zip(ops, weights, every, strict=True):
+            self._take(op, packed, results)
 
-    # ------------------------------------------------------------ the results
+    def _ready(self, op: Op) -> tuple[ReadyTask, Any]:
+        """Collects what an operation takes; returns its weights, too."""
+        kind, k, m = op.task
+        r = self.batch.replicas.replica_of(m)
+        tasks: Any = self.tasks[k]  # the last ones may be a head's
+        part, values = tasks.part, self.batch.values[m]
+        kept, sums = self._kept.get((k, m)), self._sums.get((k, r))
+        awaited, before = part.gradient_inputs, []
+        with tf.device(self._device(k, m)):
+            known = self._taken(k, m, values)
+            if kind == "forward":
+                awaited = tasks.awaits
+                # So at most two micro-batches hold outputs for their metrics.
+                before = self._metrics[k, r][-2:-1]
+                work = tasks.forward(*known, op.keeps)
+            elif kind == "recompute":
+                awaited, work = [], tasks.recompute(*known, kept)
+            elif kind == "head":
+                awaited = part.forward_inputs
+                work = tasks.head(*known, sums, m)
+            elif kind == "input_gradient":
+                work = tasks.input_gradient(*known, kept)
+            else:
+                with_dx = kind == "backward"
+                work = tasks.backward(*known, kept, sums, m, with_dx)
+        cell, beside = self.batch.cells[k], None
+        if cell.shards is not None and cell.is_beside:
+            beside = cell.callers[r], cell.shards.start
+        awaited = [values[t.ref()] for t in awaited]
+        task, device = op.task, self._device(k, m)
+        return ReadyTask(task, device, awaited, work, beside, before), known[1]
+
+    def _take(self, op: Op, weights: Any, results: Any) -> None:
+        """Takes the results of an operation, as its task returns them."""
+        kind, k, m = op.task
+        r = self.batch.replicas.replica_of(m)
+        tasks, values = self.tasks[k], self.batch.values[m]
+        if kind == "recompute":
+            self._kept[k, m] = results
+            return
+        made, left = results
+        with tf.device(self._device(k, m)):
+            self.batch.add(m, made)
+            if kind == "forward":
+                metrics = tasks.metrics(values, weights, left)
+                if metrics is not None:
+                    made = metrics()
+                    self.batch.add(m, made)
+                    self._metrics[k, r].append(run_independently(made))
+            if kind in ("forward", "head"):
+                self.state.after(tasks.part, m, values)
+        if kind == "input_gradient" or (
+            kind == "forward" and k in self._trained
+        ):
+            self._kept[k, m] = left
+        elif kind != "forward":
+            self._sums[k, r] = left
+            self._kept.pop((k, m), None)
+
+    def _device(self, k: int, m: int) -> str:
+        return self.batch.replicas.device(k, m)
+
+    def _taken(self, k: int, m: int, values: Values) -> tuple[Values, Any]:
+        """Returns values, with the state that cell k takes, and its weights."""
+        self.state.start(self.tasks[k].part, m, values)
+        return values, self._weights.packed(k, self._device(k, m))
+
+    def _transfer(self, op: Op) -> None:
+        """Sends what is kept to the host, or back from there.
+
+        Back when the device has run what it has before it.
+        """
+        _, k, m = op.task
+        cell, device = self.batch.cells[k], self._device(k, m)
+        host = names.host_of(device)
+        if cell.is_stored_elsewhere:  # where its weights are sent from
+            host = cell.store_of(device)
+        kept = self._kept[k, m]
+        values = kept.values or []
+        if op.kind == "offload":
+            values = send(values, host)
+        else:
+            caller = cell.callers[self.batch.replicas.replica_of(m)]
+            last = self.chain.last_op.get(caller)
+            # What is sent does not wait for what takes it: so it waits here.
+            with tf.device(host):
+                with tf.control_dependencies([] if last is None else [last]):
+                    begin = tf.no_op()
+                with tf.control_dependencies([begin]):
+                    waiting = [tf.identity(value) for value in values]
+            values = send(waiting, device)
+        self._kept[k, m] = kept._replace(values=values)
+
+    # ---------------------------------------------------------------- results
     def counts(self) -> list[list[tf.Tensor]]:
         """Returns what the losses of each micro-batch count, scalars."""
-        if self.results.are_complete:
-            return self.results.counts()
-        return counts_ahead(
-            self._batch.traced,
-            self.tasks,
-            self._flow.counting,
-            self._batch.replicas.device,
-            self.micro_batches.count,
-        )
+        wanted = self.batch.traced.counts
+        if self.batch.is_complete:
+            return self.batch.values_of(wanted)
+        cells = self._counting()
+        counts = []
+        for m, values in enumerate(self.batch.values):
+            made: Values = {}
+            for k, (function, results) in cells.items():
+                known, weights = self._taken(k, m, dict(values))
+                taken = self.tasks[k].arguments({**known, **made}, weights)
+                with tf.device(self._device(k, m)):
+                    made.update(by_reference(results, function(taken)))
+            counts.append([made[t.ref()] for t in wanted])
+        return counts
+
+    def _counting(self) -> dict[int, tuple[Callable, list[tf.Tensor]]]:
+        """Returns what counts need of cells: functions, and what they return.
+
+        By the index of a cell, in order.
+        """
+        cells = {}
+        missing = {t.ref() for t in self.batch.traced.counts}
+        for k, cell in reversed([*enumerate(self.tasks)]):
+            part, cut = cell.part, cell.functions
+            pairs = zip(part.forward_outputs, cut.part.forward_outputs)
+            wanted = [(t, first) for t, first in pairs if t.ref() in missing]
+            if not wanted:
+                continue
+            function = cut.of_forward([first for _, first in wanted])
+            cells[k] = function, [t for t, _ in wanted]
+            inputs = {id(t) for t in function.inputs}
+            for t, first in zip(part.forward_inputs, cut.part.forward_inputs):
+                if id(first) in inputs:
+                    missing.add(t.ref())
+        return dict(reversed(cells.items()))
 
     def gradients(self) -> dict[int, Any]:
         """The gradient of every trainable variable, by its id.
 
         A tensor of the variable's shape, `tf.IndexedSlices`, or None.
         """
-        trained = self._batch.trained(self.tasks)
+        replicas = self.batch.replicas
+
+        def sums(k: int, r: int) -> list[gradient_sums.Gradient]:
+            cell = self.batch.cells[k]  # its sums are where its weights are
+            with tf.device(cell.store_of(replicas.device_in(r, k))):
+                return self.tasks[k].unpack_sums(self._sums[k, r])
+
         return gradient_sums.of_variables(
             (
-                self._batch.cells[k].stores[0],
+                self.batch.cells[k].stores[0],
                 self.tasks[k].part.uses,
-                [self._flow.sums(k, r) for r in self._batch.replicas.busy],
+                [sums(k, r) for r in replicas.busy],
             )
-            for k in trained
+            for k in self._trained
         )
-
-
-class TaskFlow:
-    """Makes operations ready to run, and takes their results."""
-
-    def __init__(
-        self,
-        batch: MiniBatch,
-        tasks: Sequence[CellTasks],
-        weights: Weights,
-        state: StateFlow,
-    ):
-        self._tasks = tasks
-        self._batch = batch
-        self._weights = weights
-        self._state = state
-        self._replicas = batch.replicas
-        # By micro-batch: values by the references of tensors of the graph.
-        self._values = batch.results.values
-        # (cell, micro-batch): what its forward pass keeps.
-        self._kept: dict[tuple[int, int], Any] = {}
-        self._sums: dict[tuple[int, int], Any] = {}  # (cell, replica)
-        # Likewise: what computes metrics, of one micro-batch after the other.
-        self._beside: dict[tuple[int, int], list[Any]] = (
-            collections.defaultdict(list)
-        )
-        self._trained = set(batch.trained(tasks))
-        offloads = Offloads(batch, self._kept)
-        # What makes an operation ready, by its kind.
-        self._makers: dict[str, Callable] = {
-            "forward": self._ready_forward,
-            "recompute": self._ready_recompute,
-            **dict.fromkeys(("backward", *HALVES), self._ready_backward),
-            "head": self._ready_head,
-            "offload": offloads.ready,
-            "fetch": offloads.ready_back,
-        }
-
-    def begin_backward(self, start: LossGradients) -> None:
-        """Takes the gradients of the loss."""
-        made = self._tasks[0].part.made
-        for m, values in enumerate(self._values):
-            known = start.for_micro_batch(m, self._batch.micro_batches, made)
-            values.update(known)
-
-    def ready(self, op: Op) -> tuple[ReadyTask, Callable[[Any], None]]:
-        """An operation to be run, and what takes its results."""
-        device = self._replicas.device(op.cell, op.micro_batch)
-        with tf.device(device):
-            awaited, work, take = self._makers[op.kind](op)
-        cell, beside = self._batch.cells[op.cell], None
-        if cell.shards is not None and cell.is_beside:
-            r = self._replicas.replica_of(op.micro_batch)
-            beside = Beside(cell.callers[r], cell.shards.start)
-        # So at most two micro-batches hold outputs for their metrics.
-        before = [] if op.kind != "forward" else self._metrics_before(op)
-        return ReadyTask(op.task, device, awaited, work, beside, before), take
-
-    def _metrics_before(self, op: Op) -> list[Any]:
-        replica = self._replicas.replica_of(op.micro_batch)
-        return self._beside[op.cell, replica][-2:-1]
-
-    def counting(self, k: int, m: int) -> tuple[Values, Any]:
-        """Values that cell k takes, as far as they are known by now."""
-        values = dict(self._values[m])
-        self._state.start(self._tasks[k].part, m, values)
-        return values, self._packed(k, m)
-
-    def _packed(self, k: int, m: int) -> Any:
-        return self._weights.packed(k, self._replicas.device(k, m))
-
-    def _ready_forward(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        k, m = op.cell, op.micro_batch
-        cell, values = self._tasks[k], self._values[m]
-        part = cell.part
-        self._state.start(part, m, values)
-        packed = self._packed(k, m)
-        work = cell.forward(values, packed, op.keeps)
-        beside = self._beside[k, self._replicas.replica_of(m)]
-
-        def take(results: tuple[Values, Any]) -> None:
-            outputs, kept = results
-            with tf.device(self._replicas.device(k, m)):
-                self._batch.results.add(m, outputs)
-                metrics = cell.metrics(values, packed, kept)
-                if metrics is not None:
-                    made = metrics()
-                    self._batch.results.add(m, made)
-                    beside.append(run_independently(made))
-                self._state.after(part, m, values)
-            if k in self._trained:
-                self._kept[k, m] = kept
-
-        return [values[t.ref()] for t in cell.awaits], work, take
-
-    def _ready_recompute(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        k, m = op.cell, op.micro_batch
-        work = self._tasks[k].recompute(
-            self._values[m], self._packed(k, m), self._kept[k, m]
-        )
-
-        def take(kept: Any) -> None:
-            self._kept[k, m] = kept
-
-        return [], work, take
-
-    def _ready_backward(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        """A backward pass, or one of its halves."""
-        kind, k, m = op.task
-        cell, values = self._tasks[k], self._values[m]
-        of_replica = k, self._replicas.replica_of(m)
-        self._state.start(cell.part, m, values)
-        given = values, self._packed(k, m), self._kept[k, m]
-        sums = self._sums.get(of_replica)
-
-        def take_halfway(results: Any) -> None:
-            dx, self._kept[k, m] = results
-            values.update(dx)
-
-        def take(results: Any) -> None:
-            dx, self._sums[of_replica] = results
-            values.update(dx)
-            del self._kept[k, m]
-
-        awaited = [values[t.ref()] for t in cell.part.gradient_inputs]
-        if kind == "input_gradient":
-            return awaited, cell.input_gradient(*given), take_halfway
-        with_dx = kind == "backward"
-        return awaited, cell.backward(*given, sums, m, with_dx), take
-
-    def _ready_head(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        k, m = op.cell, op.micro_batch
-        cell: Any = self._tasks[k]
-        values, of_replica = self._values[m], (k, self._replicas.replica_of(m))
-        self._state.start(cell.part, m, values)
-        awaited = [values[t.ref()] for t in cell.part.forward_inputs]
-        sums = self._sums.get(of_replica)
-        work = cell.head(values, self._packed(k, m), sums, m)
-
-        def take(results: tuple[Values, Any]) -> None:
-            outputs, self._sums[of_replica] = results
-            with tf.device(self._replicas.device(k, m)):
-                self._batch.results.add(m, outputs)
-                self._state.after(cell.part, m, values)
-
-        return awaited, work, take
-
-    def sums(self, k: int, r: int) -> list[Gradient]:
-        """Returns the sums of cell k in replica r, where its weights are."""
-        cell = self._batch.cells[k]
-        with tf.device(cell.store_of(self._replicas.device_in(r, k))):
-            return self._tasks[k].unpack_sums(self._sums[k, r])

@@ -15,8 +15,8 @@ know of its kind is in one table, which all others read:
     fetch(k, m)            after offload(k, m): and comes back
 
 A recomputation does not need the gradient: it fills the time in which a device
-waits for it. A new kind is a row here, and a method of `TaskFlow`, in
-`run/pipeline.py`, that makes it ready to run.
+waits for it. A new kind is a row here, and a case of `Pipeline._ready` and
+`_take`, in `run/pipeline.py`.
 
 Pure Python: nothing here knows TensorFlow.
 """

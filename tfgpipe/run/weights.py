@@ -1,4 +1,4 @@
-"""Sends weights, and what cells keep, between devices and the host.
+"""Sends weights to the devices that need them.
 
 A variable has one owner among the devices of its cell's column: one a replica.
 It is read once, there, and sent to the others; what a cell only casts is cast
@@ -9,23 +9,19 @@ device comes back to a cell:
     device     F0 of cell 0, F1, F2 | F0 of cell 2    F2 has begun
 
 Shards of a layer get their columns once, when the step begins.
-
-What a cell keeps for its backward pass goes to the host when a forward task has
-made it, and comes back one task before it is used, as the program says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.cells import CellTasks, KeptValues
+from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names, placement
 from tfgpipe.run.chain import Chain, send
 from tfgpipe.run.mini_batch import MiniBatch
-from tfgpipe.schedules import Op
 from tfgpipe.state import Use
 
 
@@ -100,60 +96,3 @@ class Weights:
             return self._read[key]
         (value,) = send([self._read[key]], device)
         return value
-
-
-class Offloads:
-    """Makes operations ready that send what is kept; see `TaskFlow`.
-
-    Args:
-        batch: The mini-batch.
-        kept: By cell and micro-batch, what is kept. It is replaced by what has
-            been sent.
-    """
-
-    def __init__(
-        self, batch: MiniBatch, kept: dict[tuple[int, int], KeptValues]
-    ):
-        self._batch = batch
-        self._kept = kept
-
-    def ready(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        """To the host."""
-        values, take = self._values(op)
-        host = self._host(op)
-        return [], lambda after: send(values, host), take
-
-    def ready_back(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        """Back to the device, which has then run what it has before it."""
-        values, take = self._values(op)
-        device = self._batch.replicas.device(op.cell, op.micro_batch)
-        host = self._host(op)
-
-        def work(after: list[tf.Operation]) -> list[tf.Tensor]:
-            # What is sent does not wait for what takes it: so it waits here.
-            with tf.device(host):
-                with tf.control_dependencies(after):
-                    begin = tf.no_op()
-                with tf.control_dependencies([begin]):
-                    waiting = [tf.identity(value) for value in values]
-            return send(waiting, device)
-
-        return [], work, take
-
-    def _values(self, op: Op) -> tuple[Sequence[tf.Tensor], Callable]:
-        """Returns what is kept, and what takes it when it has been sent."""
-        key = op.cell, op.micro_batch
-        kept = self._kept[key]
-
-        def take(values: list[tf.Tensor]) -> None:
-            self._kept[key] = kept._replace(values=values)
-
-        return kept.values or [], take
-
-    def _host(self, op: Op) -> str:
-        """Where weights are sent from, if they are elsewhere."""
-        cell = self._batch.cells[op.cell]
-        device = self._batch.replicas.device(op.cell, op.micro_batch)
-        if cell.is_stored_elsewhere:
-            return cell.store_of(device)
-        return names.host_of(device)
