@@ -242,7 +242,7 @@ class _Sampling:
             draws.note_end(end[2])
             return end
 
-        with internals.replaced_method(self._sampler, "run_loop", counted):
+        with internals.replaced(self._sampler, "run_loop", counted):
             # All groups begin where all rows together would.
             index = draws.begin(index)
             return self._sampler(step, prompt, kept, index, **kwargs)

@@ -655,7 +655,7 @@ def test_optimizer_does_not_reduce_over_replicas_inside(wrapped):
 
 def test_method_is_replaced_for_a_while():
     optimizer = keras.optimizers.SGD()
-    with internals.replaced_method(optimizer, "update_step", len):
+    with internals.replaced(optimizer, "update_step", len):
         assert optimizer.update_step("abc") == 3
     assert "update_step" not in vars(optimizer)
     assert optimizer.update_step.__func__ is keras.optimizers.SGD.update_step
@@ -1538,7 +1538,7 @@ def test_calls_of_a_graph_come_in_an_order_that_can_be_run():
     h = dense(x)
     y = kl.Add()([dense(h), h * 2.0])
     calls = internals.graph_calls(keras.Model(x, y))
-    assert all(isinstance(call, internals.GraphCall) for call in calls)
+    assert all(isinstance(call, internals.SymbolicCall) for call in calls)
     assert [call.operation for call in calls].count(dense) == 2
     known = {id(x)}
     for call in calls:

@@ -204,7 +204,7 @@ class Sections:
                 if not self._has_shards(layer):
                     return run()
                 call = self._in_columns(layer, cell + 1)
-                with internals.replaced_method(layer, "call", call):
+                with internals.replaced(layer, "call", call):
                     return run()
         finally:
             self._calling.pop()

@@ -10,8 +10,10 @@ import contextlib
 import functools
 import inspect
 import itertools
+import operator
 import random
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -69,6 +71,32 @@ _count_made = itertools.count()
 _kept_by: weakref.WeakValueDictionary[int, keras.Variable] = (
     weakref.WeakValueDictionary()
 )
+
+
+# ------------------------------------------------------------------ attributes
+# What `compile(loss=..., metrics=...)` became, or None. The metric behind
+# `logs["loss"]`. The `(path, loss, loss_weights, name)` of every output's loss.
+# What a model was compiled with, with an optimizer that is not yet in a
+# `LossScaleOptimizer`: one dict, until it is compiled again.
+compiled_loss = operator.attrgetter("_compile_loss")
+compiled_metrics = operator.attrgetter("_compile_metrics")
+loss_tracker = operator.attrgetter("_loss_tracker")
+flat_losses = operator.attrgetter("_flat_losses")
+compile_arguments = operator.attrgetter("_compile_config.config")
+# The metrics that are attributes of a model itself, not of its layers. Whether
+# Keras's steps tell a model whether it is trained.
+held_metrics = operator.attrgetter("_metrics")
+takes_training = operator.attrgetter("_call_has_training_arg")
+# The variables for which an optimizer was built.
+trained_by = operator.attrgetter("_trainable_variables")
+# The `tf.Variable` of a variable, or None.
+storage = operator.attrgetter("_value")
+
+# The Keras mask that travels with a tensor, or None.
+get_mask = _masking.get_keras_mask
+set_mask = _masking.set_keras_mask
+# Keras's own weighting, masking and reduction of a loss's values.
+reduce_weighted_values = _loss.reduce_weighted_values
 
 
 # --------------------------------------------------------------------- scopes
@@ -321,11 +349,6 @@ def is_created(variable: keras.Variable) -> bool:
     return storage(variable) is not None
 
 
-def storage(variable: keras.Variable) -> tf.Variable:
-    """The `tf.Variable` of a variable, or None."""
-    return variable._value
-
-
 def note_variable(variable: keras.Variable) -> None:
     """Has `variable_of` know whose its storage is."""
     _kept_by[storage(variable).handle._id] = variable
@@ -447,11 +470,6 @@ def keep_words(error: Exception) -> None:
     error._keras_call_info_injected = True  # type: ignore[attr-defined]
 
 
-def get_mask(tensor: Any) -> Nest:
-    """The Keras mask that travels with a tensor, or None."""
-    return _masking.get_keras_mask(tensor)
-
-
 # What Keras hangs on tensors: where they are not to be counted, and of what
 # they are the softmax or the sigmoid, from which its crossentropies go on.
 _ATTACHED = ("_keras_mask", "_keras_logits")
@@ -515,11 +533,6 @@ def attach(tensor: Any, attached: Mapping[str, tf.Tensor]) -> Any:
     return tensor
 
 
-def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Attaches a Keras mask to a tensor."""
-    _masking.set_keras_mask(tensor, mask)
-
-
 def copies_of(
     tensor: tf.Tensor, count: int, added: Callable[..., tf.Tensor] | None = None
 ) -> list[tf.Tensor]:
@@ -559,59 +572,33 @@ def build_losses_and_metrics(
 
     All but the model are nests of `keras.KerasTensor`s.
     """
+
+    def runs(function: Callable, *data: Nest, **others: Any) -> bool:
+        try:  # it may need real tensors, or what hangs on them
+            _backend.compute_output_spec(function, *data, **others)
+        except Exception:
+            return False
+        return True
+
     metrics, loss = model._compile_metrics, model._compile_loss
+    weights = {"sample_weight": sample_weight}
     if metrics is not None and not metrics.built:
-        try:
-            _backend.compute_output_spec(
-                model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
-            )
-        except Exception:  # it may need what hangs on real outputs
-            if not metrics.built:
-                metrics.build(y, y_pred)
+        ran = runs(model.compute_metrics, x, y, y_pred, **weights)
+        if not ran and not metrics.built:
+            metrics.build(y, y_pred)
     is_new = loss is not None and not loss.built
     if "compute_loss" in overridden(model, keras.Model) and (
         is_new or not all(layer.built for layer in model._flatten_layers())
     ):
-        with contextlib.suppress(Exception):  # it may need real tensors
-            _backend.compute_output_spec(
-                model._compute_loss, x, y, y_pred, sample_weight, training=False
-            )
-            return
-    if is_new:
-        try:
-            _backend.compute_output_spec(loss, y, y_pred, sample_weight)
-        except Exception:
-            if not loss.built:  # twice, it would show each output's loss twice
-                loss.build(y, y_pred)
-
-
-def compiled_loss(model: keras.Model) -> Any:
-    """Returns what `compile(loss=...)` became, or None."""
-    return model._compile_loss
-
-
-def held_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Metrics that are attributes of a model itself, not of its layers."""
-    return [*model._metrics]
+        data = x, y, y_pred, sample_weight
+        is_new = not runs(model._compute_loss, *data, training=False) and is_new
+    if is_new and not runs(loss, y, y_pred, sample_weight) and not loss.built:
+        loss.build(y, y_pred)  # twice, it would show each output's loss twice
 
 
 def own_metrics(model: keras.Model) -> list[keras.Metric]:
     """The first of `model.metrics`: all but the layers'."""
-    found: list[keras.Metric] = model._get_own_metrics()
-    return found
-
-
-def compiled_metrics(model: keras.Model) -> Any:
-    """Returns what `compile(metrics=...)` became, or None."""
-    return model._compile_metrics
-
-
-def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """What a model was compiled with: one dict, until it is compiled again.
-
-    Its optimizer is not yet in a `LossScaleOptimizer`.
-    """
-    return model._compile_config.config
+    return model._get_own_metrics()
 
 
 def compute_loss(
@@ -626,30 +613,24 @@ def compute_loss(
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
-    """The metric behind `logs["loss"]`."""
-    return model._loss_tracker
-
-
-def flat_losses(compile_loss: Any) -> list[Any]:
-    """The `(path, loss, loss_weights, name)` of every output's loss."""
-    return compile_loss._flat_losses
-
-
 @contextlib.contextmanager
 def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an attribute is something else, which Keras does not track."""
-    is_type, none = isinstance(thing, type), object()
-    assign = setattr if is_type else object.__setattr__
-    before = getattr(thing, name, none)
-    assign(thing, name, value)
+    """Inside, an attribute or a method is another, which Keras does not track.
+
+    Of an object or of a class.
+    """
+    base = type if isinstance(thing, type) else object
+    is_property = hasattr(getattr(type(thing), name, None), "__set__")
+    has_one = is_property or name in vars(thing)
+    before = getattr(thing, name) if has_one else None
+    base.__setattr__(thing, name, value)
     try:
         yield
     finally:
-        if before is none:
-            (delattr if is_type else object.__delattr__)(thing, name)
+        if has_one:
+            base.__setattr__(thing, name, before)
         else:
-            assign(thing, name, before)
+            base.__delattr__(thing, name)
 
 
 @contextlib.contextmanager
@@ -680,9 +661,7 @@ def refusing_added_losses(
         for layer in _inner_layers(model):
             if layer._loss_ids:
                 refused = functools.partial(refuse, layer)
-                stack.enter_context(
-                    replaced_method(layer, "_get_own_losses", refused)
-                )
+                stack.enter_context(replaced(layer, "_get_own_losses", refused))
         yield
 
 
@@ -701,30 +680,12 @@ def added_losses(model: keras.Model) -> list[tf.Tensor]:
 
 def adding_layer(model: keras.Model) -> keras.layers.Layer | None:
     """One of the `layers` that has added a loss since, or None."""
-    layers = _inner_layers(model)
-    return next((layer for layer in layers if layer._losses), None)
+    return next((la for la in _inner_layers(model) if la._losses), None)
 
 
 def _inner_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """The `layers` of a model, and all inside them."""
     return [one for layer in model.layers for one in layer._flatten_layers()]
-
-
-def reduce_weighted_values(
-    values: tf.Tensor,
-    sample_weight: Nest,
-    mask: Nest,
-    reduction: str,
-    dtype: str,
-) -> Any:
-    """Keras's own weighting, masking and reduction of a loss's values."""
-    return _loss.reduce_weighted_values(
-        values,
-        sample_weight=sample_weight,
-        mask=mask,
-        reduction=reduction,
-        dtype=dtype,
-    )
 
 
 def effective_weights(
@@ -735,13 +696,11 @@ def effective_weights(
     dtype: str,
 ) -> Any:
     """The weights by which Keras multiplies a loss's values, or None."""
-    if sample_weight is not None:
-        sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
-    if mask is not None:
-        mask = keras.ops.convert_to_tensor(mask, dtype=dtype)
-    weights = _loss.apply_mask(
-        sample_weight, mask, dtype=values.dtype, reduction=reduction
-    )
+    given = [
+        None if t is None else keras.ops.convert_to_tensor(t, dtype=dtype)
+        for t in (sample_weight, mask)
+    ]
+    weights = _loss.apply_mask(*given, dtype=values.dtype, reduction=reduction)
     if weights is None:
         return None
     return _loss.squeeze_or_expand_to_same_rank(values, weights)[1]
@@ -760,25 +719,17 @@ def metric_calls(
     """
     calls: list[tuple[keras.metrics.Metric, Nest, Nest, Nest]] = []
 
-    class Recorder:
-        def __init__(self, metrics: Any) -> None:
-            self.metrics = metrics
+    def recorder(metrics: Any) -> Any:
+        def record(y: Nest, y_pred: Nest, sample_weight: Nest = None) -> None:
+            every = metrics.metrics
+            calls.extend((m, y, y_pred, sample_weight) for m in every)
 
-        def update_state(
-            self, y_true: Nest, y_pred: Nest, sample_weight: Nest = None
-        ) -> None:
-            calls.extend(
-                (metric, y_true, y_pred, sample_weight)
-                for metric in self.metrics.metrics
-            )
+        return types.SimpleNamespace(metrics=metrics, update_state=record)
 
-    names = ("_flat_metrics", "_flat_weighted_metrics")
     with contextlib.ExitStack() as stack:
-        for name in names:
+        for name in ("_flat_metrics", "_flat_weighted_metrics"):
             flat = getattr(compile_metrics, name)
-            recorders = [
-                Recorder(metrics) if metrics else None for metrics in flat
-            ]
+            recorders = [m and recorder(m) for m in flat]
             stack.enter_context(replaced(compile_metrics, name, recorders))
         compile_metrics.update_state(y, y_pred, sample_weight)
     return calls
@@ -822,13 +773,14 @@ def recording_moments(
         compute: Called as `compute(layer, inputs, mask)` for mean and variance.
     """
 
-    def wrap(layer: keras.layers.Layer) -> Callable:
-        def moments(inputs: Nest, mask: Nest) -> Any:
-            mean, variance = compute(layer, inputs, mask)
-            record(layer, inputs, mask, mean, variance)
-            return mean, variance
+    def moments(layer: keras.layers.Layer, inputs: Nest, mask: Nest) -> Any:
+        mean, variance = compute(layer, inputs, mask)
+        record(layer, inputs, mask, mean, variance)
+        return mean, variance
 
-        return moments
+    def add(layer: keras.layers.Layer) -> None:
+        own = functools.partial(moments, layer)
+        stack.enter_context(replaced(layer, "_moments", own))
 
     known = {id(layer) for layer in layers}
     call = _layer_call.current
@@ -844,10 +796,6 @@ def recording_moments(
         return call(layer, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
-
-        def add(layer: keras.layers.Layer) -> None:
-            stack.enter_context(replaced_method(layer, "_moments", wrap(layer)))
-
         for layer in layers:
             add(layer)
         with _layer_call.by(called):
@@ -863,12 +811,9 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     every gradient of every cell through one device.
     """
     with contextlib.ExitStack() as stack:
-        for o in with_inner(optimizer):
-            stack.enter_context(
-                replaced_method(
-                    o, "_all_reduce_sum_gradients", lambda pairs: pairs
-                )
-            )
+        for one in with_inner(optimizer):
+            name = "_all_reduce_sum_gradients"
+            stack.enter_context(replaced(one, name, lambda pairs: pairs))
         yield
 
 
@@ -910,22 +855,20 @@ def slots_of_all(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 def optimizer_names(model: keras.Model) -> list[str]:
     """The classes of a model's optimizer, and of those that it applies."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return []
-    return [type(one).__name__ for one in with_inner(optimizer)]
+    every = [] if optimizer is None else with_inner(optimizer)
+    return [type(one).__name__ for one in every]
 
 
 def optimizer_settings(model: keras.Model) -> dict[str, Any]:
     """What a model's optimizer is told: numbers, truths and words, by names."""
     optimizer = getattr(model, "optimizer", None)
-    found: dict[str, Any] = {}
-    for one in [] if optimizer is None else with_inner(optimizer):
-        config = one.get_config()
-        for name, value in config.items():
-            if isinstance(value, (bool, int, float, str, type(None))):
-                found[f"{type(one).__name__}.{name}"] = value
-        found.pop(f"{type(one).__name__}.name", None)
-    return found
+    return {
+        f"{type(one).__name__}.{name}": value
+        for one in ([] if optimizer is None else with_inner(optimizer))
+        for name, value in one.get_config().items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+        and name != "name"
+    }
 
 
 def unlisted(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
@@ -935,13 +878,9 @@ def unlisted(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     that what `Nadam` keeps for all weights together is in none of its files.
     """
     listed = {id(variable) for variable in optimizer.variables}
-    found = {
-        id(value): value
-        for one in with_inner(optimizer)
-        for value in vars(one).values()
-        if isinstance(value, keras.Variable) and id(value) not in listed
-    }
-    return list(found.values())
+    held = [v for one in with_inner(optimizer) for v in vars(one).values()]
+    variables = {id(v): v for v in held if isinstance(v, keras.Variable)}
+    return [v for key, v in variables.items() if key not in listed]
 
 
 def raw_iterations(optimizer: keras.Optimizer) -> int:
@@ -957,47 +896,21 @@ def lower_loss_scale(optimizer: keras.Optimizer) -> None:
         optimizer._stateful_handle_non_finite_grads()
 
 
-@contextlib.contextmanager
-def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
-    """Inside, an object's method is this function."""
-    own = {k: v for k, v in vars(thing).items() if k == name}
-    object.__setattr__(thing, name, function)
-    try:
-        yield
-    finally:
-        object.__delattr__(thing, name)
-        vars(thing).update(own)
-
-
 def slots(
     optimizer: keras.Optimizer, variable: keras.Variable
 ) -> list[keras.Variable]:
     """Returns what an optimizer keeps for a variable."""
     index = optimizer._get_variable_index(variable)
-    found = [own[index] for own in _slot_lists(optimizer)]
-    return [slot for slot in found if slot is not None]
-
-
-def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """The variables for which an optimizer was built."""
-    return list(optimizer._trainable_variables)
-
-
-def _slot_lists(
-    optimizer: keras.Optimizer,
-) -> list[list[keras.Variable | None]]:
-    """The optimizer's lists of one variable for each trainable variable.
-
-    None for one that is overwritten with its gradient.
-    """
     number = len(optimizer._trainable_variables)
+    # Lists of one for each; None for one that is overwritten by its gradient.
     return [
-        value
+        value[index]
         for name, value in vars(optimizer).items()
         if name not in ("_variables", "_trainable_variables")
         and isinstance(value, list)
         and len(value) == number
         and all(v is None or isinstance(v, keras.Variable) for v in value)
+        and value[index] is not None
     ]
 
 
@@ -1007,11 +920,15 @@ class SymbolicCall(NamedTuple):
 
     Attributes:
         operation: What was called.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
         inputs: The tensors it took, without the masks that Keras found.
-        outputs: Those it returned.
+        outputs: Those it returned, flat.
     """
 
     operation: keras.Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     inputs: list[keras.KerasTensor]
     outputs: list[keras.KerasTensor]
 
@@ -1026,9 +943,26 @@ def calls_on(layer: keras.layers.Layer) -> list[SymbolicCall]:
     return _calls(layer._outbound_nodes)
 
 
-def _calls(nodes: list[Any]) -> list[SymbolicCall]:
+def graph_calls(model: keras.Model) -> list[SymbolicCall]:
+    """The calls in the graph of a functional model, in Keras's own order."""
+    by_depth = model._nodes_by_depth
+    return _calls(
+        node
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if node.operation is not None and not node.is_input
+    )
+
+
+def _calls(nodes: Iterable[Any]) -> list[SymbolicCall]:
     return [
-        SymbolicCall(node.operation, _given_by_user(node), node.outputs)
+        SymbolicCall(
+            node.operation,
+            node.arguments.args,
+            node.arguments.kwargs,
+            _given_by_user(node),
+            list(node.outputs),
+        )
         for node in nodes
         if not hasattr(node, _IN_NO_GRAPH)
     ]
@@ -1037,9 +971,9 @@ def _calls(nodes: list[Any]) -> list[SymbolicCall]:
 def _given_by_user(node: Any) -> list[Nest]:
     """The tensors that a call took, without the masks of the others."""
     masks = {id(get_mask(t)) for t in keras.tree.flatten(node.arguments.args)}
-    found = keras.tree.flatten(node.arguments.kwargs.get("mask"))
-    own = {id(mask) for mask in found} & masks
-    return [t for t in node.input_tensors if id(t) not in own]
+    given = keras.tree.flatten(node.arguments.kwargs.get("mask"))
+    of_keras = {id(mask) for mask in given} & masks
+    return [t for t in node.input_tensors if id(t) not in of_keras]
 
 
 def producer(tensor: keras.KerasTensor) -> keras.Operation:
@@ -1053,22 +987,6 @@ def is_optional(tensor: keras.KerasTensor) -> bool:
     return getattr(producer(tensor), "optional", False)
 
 
-class GraphCall(NamedTuple):
-    """A call in the graph of a functional model.
-
-    Attributes:
-        operation: The layer or `keras.Operation` that is called.
-        args: Its positional arguments; `keras.KerasTensor`s for tensors.
-        kwargs: Its keyword arguments.
-        outputs: The `keras.KerasTensor`s it returns, flat.
-    """
-
-    operation: keras.Operation
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: list[Any]
-
-
 def is_functional(model: keras.Model) -> bool:
     """Tells whether a model is a graph of layers, and its call runs just that.
 
@@ -1076,9 +994,12 @@ def is_functional(model: keras.Model) -> bool:
     and leaves `call` alone. A regulariser of what the model returns is no
     layer.
     """
+    return isinstance(model, _Functional) and _calls_as(model, _Functional)
+
+
+def _calls_as(model: keras.Model, cls: type[keras.Model]) -> bool:
     return (
-        isinstance(model, _Functional)
-        and type(model).call is _Functional.call
+        type(model).call is cls.call
         and "call" not in vars(model)
         and model.activity_regularizer is None
     )
@@ -1095,29 +1016,8 @@ def functional_of(model: keras.Sequential) -> keras.Model:
 
 def runs_its_layers(model: keras.Sequential) -> bool:
     """Returns whether the call of a `keras.Sequential` runs just its layers."""
-    return (
-        type(model).call is keras.Sequential.call
-        and type(model).__call__ is keras.Sequential.__call__
-        and "call" not in vars(model)
-        and model.activity_regularizer is None
-    )
-
-
-def graph_calls(model: keras.Model) -> list[GraphCall]:
-    """The calls in the graph of a functional model, in Keras's own order."""
-    by_depth = model._nodes_by_depth
-    depths = sorted(by_depth, reverse=True)
-    nodes = [node for depth in depths for node in by_depth[depth]]
-    return [
-        GraphCall(
-            node.operation,
-            node.arguments.args,
-            node.arguments.kwargs,
-            list(node.outputs),
-        )
-        for node in nodes
-        if node.operation is not None and not node.is_input
-    ]
+    is_called = type(model).__call__ is keras.Sequential.__call__
+    return is_called and _calls_as(model, keras.Sequential)
 
 
 @contextlib.contextmanager
@@ -1227,17 +1127,17 @@ def noting_losses(
     Keras counts no others: those of a layer that only a closure knows are lost.
     """
 
-    def inner() -> list[
-        keras.layers.Layer
-    ]:  # a layer may make some when it is built
-        return [one for layer in layers for one in flat_layers(layer)]
+    def ids() -> Iterator[set[int]]:
+        for layer in layers:  # which may make some when it is built
+            for one in layer._flatten_layers():
+                yield one._loss_ids
 
-    for layer in inner():
-        layer._loss_ids.clear()
+    for noted in ids():
+        noted.clear()
 
     def added(losses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        ids = {key for layer in inner() for key in layer._loss_ids}
-        return [loss for loss in losses if id(loss) in ids]
+        known = set().union(*ids())
+        return [loss for loss in losses if id(loss) in known]
 
     yield added
 
@@ -1255,27 +1155,17 @@ def around_calls(
             returns.
     """
 
-    def call(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
-        original = _layer_call.original
-        return called(
-            layer, functools.partial(original, layer, *args, **kwargs)
-        )
+    def noticed(call: Replaceable, of_layers: bool) -> Any:
+        def instead(thing: Any, *args: object, **kwargs: object) -> Any:
+            run = functools.partial(call.original, thing, *args, **kwargs)
+            is_layer = isinstance(thing, keras.layers.Layer)
+            return called(thing, run) if is_layer == of_layers else run()
 
-    def operate(
-        operation: keras.Operation, *args: object, **kwargs: object
-    ) -> Any:
-        original = _operation_call.original
-        run = functools.partial(original, operation, *args, **kwargs)
-        is_layer = isinstance(operation, keras.layers.Layer)
-        return run() if is_layer else called(operation, run)
+        return call.by(instead)
 
-    with _layer_call.by(call), _operation_call.by(operate):
+    # The call of a layer calls that of an operation.
+    with noticed(_layer_call, True), noticed(_operation_call, False):
         yield
-
-
-def takes_training(model: keras.Model) -> bool:
-    """Returns whether Keras's steps tell a model whether it is trained."""
-    return bool(model._call_has_training_arg)
 
 
 # ---------------------------------------------------------------------- names
@@ -1384,13 +1274,8 @@ def seeds_of(
     """
     layers = list(layers)
     weights = {id(v) for layer in layers for v in layer.weights}
-    found = {
-        id(v): v
-        for layer in layers
-        for v in layer.variables
-        if id(v) not in weights
-    }
-    return [*found.values()]
+    every = {id(v): v for layer in layers for v in layer.variables}
+    return [v for key, v in every.items() if key not in weights]
 
 
 def global_seed() -> list[keras.Variable]:
@@ -1479,8 +1364,7 @@ def saved_parts(model: keras.Model) -> Iterator[tuple[str, Any]]:
     With their names, and in the order of a file, which has of them what can be
     saved.
     """
-    found: Iterator[tuple[str, Any]] = _parts(model)
-    return found
+    return _parts(model)
 
 
 def save_by(
@@ -1505,8 +1389,7 @@ def has_group(store: Any, name: str) -> bool:
     path = getattr(store, "_h5_entry_path", None) or ""
     if not hasattr(store, "has_path"):  # before Keras 3.14
         return f"{store.path}/{name}".strip("/") in store.h5_file
-    found: bool = store.has_path(f"{path}/{name}".strip("/"))
-    return found
+    return store.has_path(f"{path}/{name}".strip("/"))
 
 
 _supports_jit = _trainer.model_supports_jit
@@ -1515,8 +1398,7 @@ _supports_jit = _trainer.model_supports_jit
 def supports_jit(model: keras.Model) -> bool:
     """Returns whether XLA may compile the layers of a model, one by one."""
     with replaced(model, "supports_jit", True):
-        found: bool = _supports_jit(model)
-        return found
+        return _supports_jit(model)
 
 
 class BuiltBeforeTracing(keras.Model):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -246,35 +248,25 @@ def noting_gradients(graph: tf.Graph) -> Iterator[list[GradientNote]]:
 
 @functools.cache
 def _note_gradients() -> None:
-    """Has the tapes of this process ask `_gradient`, once for all."""
-    _pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient)
+    """Has the tapes of this process ask `gradient`, once for all."""
+
+    def gradient(kind: str, attributes: Any, *others: Any) -> Any:
+        with _noting(getattr(attributes, "name", None)):
+            return _backprop._gradient_function(kind, attributes, *others)
+
+    _pywrap_tfe.TFE_Py_RegisterGradientFunction(gradient)
 
 
-def _gradient(
-    kind: str,
-    attributes: Any,
-    count: int,
-    inputs: Any,
-    outputs: Any,
-    *rest: Any,
-) -> Any:
-    """Returns what a tape calls to differentiate an operation."""
-    gradient = _backprop._gradient_function
-
-    def differentiate() -> Any:
-        return gradient(kind, attributes, count, inputs, outputs, *rest)
-
-    return _noting(getattr(attributes, "name", None), differentiate)
-
-
-def _noting(name: str | None, differentiate: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _noting(name: str | None) -> Iterator[None]:
     """Notes what is added to the graph that is looked at, if it is here."""
     graph = getattr(_noted, "graph", None)
     if graph is None or current_graph() is not graph:
-        return differentiate()
+        yield
+        return
     start = graph.num_operations()
     try:
-        return differentiate()
+        yield
     finally:
         note = GradientNote(name, start, graph.num_operations())
         _noted.notes.append(note)
@@ -291,9 +283,10 @@ def naming_on_tapes() -> Iterator[None]:
     """Inside, tapes note which operation of a graph they will differentiate."""
 
     def name_of(outputs: Any) -> str | None:
-        tensors = [t for t in outputs or () if isinstance(t, tf.Tensor)]
-        found = [t.op.name for t in tensors if not is_eager(t)]
-        return found[0] if found else None
+        for tensor in outputs or ():
+            if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
+                return tensor.op.name
+        return None
 
     def record(kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
         named = _Attributes(attributes or ())
@@ -311,7 +304,8 @@ def naming_on_tapes() -> Iterator[None]:
         name = name_of(output_tensors)
 
         def noted(*gradients: Any) -> Any:
-            return _noting(name, lambda: backward_function(*gradients))
+            with _noting(name):
+                return backward_function(*gradients)
 
         _record_operation.original(
             op_type, output_tensors, input_tensors, noted, forward_function
@@ -349,31 +343,22 @@ def in_control_flow(graph: tf.Graph, outside: Any) -> bool:
 
 def captures_of_strangers(graph: tf.Graph) -> list[tf.Tensor]:
     """What a function's graph captures of graphs that are not around it."""
-    around = set()
+    around = {None}
     outer = graph
     while outer is not None:
         outer = getattr(outer, "outer_graph", None)
         around.add(outer)
-    return [
-        tensor
-        for tensor, _ in graph.captures
-        if graph_of(tensor) not in (around | {None})
-    ]
+    return [t for t, _ in graph.captures if graph_of(t) not in around]
 
 
-def tell_tapes(variable: tf.Variable) -> None:
-    """Has tapes that watch what is read watch `variable.handle`, as of now."""
-    _pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
-
-
-def tapes_are_recording() -> bool:
-    """Returns whether a gradient tape records what is computed now."""
-    return bool(_record.could_possibly_record())
-
-
-def not_recording() -> contextlib.AbstractContextManager[None]:
-    """Inside, no gradient tape records, nor one that is made there."""
-    return _record.stop_recording()
+# Has tapes that watch what is read watch the `handle` of a variable, as of now.
+tell_tapes = _pywrap_tfe.TFE_Py_TapeVariableAccessed
+# Returns whether a gradient tape records what is computed now.
+tapes_are_recording = _record.could_possibly_record
+# Inside, no gradient tape records, nor one that is made there.
+not_recording = _record.stop_recording
+# The `DeviceAssignment` with which a TPU's strategy was made, or None.
+device_assignment = operator.attrgetter("extended._device_assignment")
 
 
 def refuse_tapes(
@@ -400,15 +385,13 @@ def in_custom_gradient(thing: object) -> bool:
 
     It may take it as an argument: then it has a gradient for it.
     """
-    frame: Any = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if frame.f_code.co_filename == _custom_gradient.__file__:
             known = frame.f_locals
             if "variable_watcher" in known and not any(
                 argument is thing for argument in tf.nest.flatten(known["args"])
             ):
                 return True
-        frame = frame.f_back
     return False
 
 
@@ -550,10 +533,10 @@ class FunctionCall:
         self._function = function
         self._dtypes = [t.dtype for t in function.outputs]
         self._shapes = [t.shape for t in function.outputs]
-        stateful = any(
-            is_stateful(op.type) for op in function.graph.get_operations()
-        )
-        self._op_type = ("Stateful" if stateful else "") + "PartitionedCall"
+        operations = function.graph.get_operations()
+        self._op_type = "PartitionedCall"
+        if any(is_stateful(op.type) for op in operations):
+            self._op_type = "StatefulPartitionedCall"
         options = _context.context().function_call_options
         config = options.config_proto_serialized
         if as_written:
@@ -647,12 +630,9 @@ class GraphFunction:
         taken = {t.ref() for t in inputs}
         needed = ancestors(outputs, lambda t: t.ref() in taken, True)
         operations = [op for op in graph.get_operations() if op.name in needed]
-        is_stateful = any(map(_is_stateful_op, operations))
-        self._call = (
-            tf.raw_ops.StatefulPartitionedCall
-            if is_stateful
-            else tf.raw_ops.PartitionedCall
-        )
+        self._call = tf.raw_ops.PartitionedCall
+        if any(is_stateful(op.type) for op in operations):
+            self._call = tf.raw_ops.StatefulPartitionedCall
         self._name = f"__tried_{next(_numbers)}"
         context = _context.context()
         with graph._c_graph.get() as c_graph:
@@ -672,28 +652,20 @@ class GraphFunction:
         context.ensure_initialized()
         context.add_c_function(made)
         _pywrap_tf_session.TF_DeleteFunction(made)
-        weakref.finalize(self, _forget_function, self._name)
+        weakref.finalize(self, context.remove_function, self._name)
 
     def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
         """Runs it."""
-        found = self._call(
+        results = self._call(
             args=arguments,
             Tout=self._dtypes,
             f=self._name,
             config_proto=_as_written(),
         )
-        return list(found)
+        return list(results)
 
 
 _numbers = itertools.count()
-
-
-def _forget_function(name: str) -> None:
-    _context.context().remove_function(name)
-
-
-def _is_stateful_op(op: tf.Operation) -> bool:
-    return is_stateful(op.type)
 
 
 def ancestors(
@@ -764,8 +736,8 @@ def xla_refusal(
 def has_xla_kernel(operation_type: str) -> bool:
     """Returns whether XLA has a kernel for an operation, on some device."""
     _start_xla()
-    listed = _kernels.get_registered_kernels_for_op(operation_type).kernel
-    return any(one.device_type.startswith("XLA") for one in listed)
+    kernels = _kernels.get_registered_kernels_for_op(operation_type).kernel
+    return any(one.device_type.startswith("XLA") for one in kernels)
 
 
 def runs_on_host(op: tf.Operation, device_type: str) -> bool:
@@ -774,31 +746,22 @@ def runs_on_host(op: tf.Operation, device_type: str) -> bool:
     TensorFlow registers kernels for whole numbers on a GPU which are a CPU's,
     and take and return the host's memory.
     """
-    types = [(name, value.type) for name, value in op.node_def.attr.items()]
-    results = frozenset(arg.name for arg in op.op_def.output_arg)
-    key = tuple(sorted(pair for pair in types if pair[1]))
-    return _is_for_host(op.type, key, results, device_type)
-
-
-@functools.cache
-def _is_for_host(
-    operation_type: str,
-    types: tuple[tuple[str, int], ...],
-    results: frozenset[str],
-    device_type: str,
-) -> bool:
-    known = dict(types)
+    types = {name: value.type for name, value in op.node_def.attr.items()}
+    results = {arg.name for arg in op.op_def.output_arg}
     return any(
         kernel.device_type == device_type
         and results <= {*kernel.host_memory_arg}
         and all(
-            known.get(limit.name) in limit.allowed_values.list.type
+            types.get(limit.name) in limit.allowed_values.list.type
             for limit in kernel.constraint
         )
-        for kernel in _kernels.get_registered_kernels_for_op(
-            operation_type
-        ).kernel
+        for kernel in _kernels_of(op.type)
     )
+
+
+@functools.cache
+def _kernels_of(operation_type: str) -> list[Any]:
+    return [*_kernels.get_registered_kernels_for_op(operation_type).kernel]
 
 
 @functools.cache
@@ -924,11 +887,6 @@ def _in_scope(strategy: tf.distribute.Strategy) -> Iterator[Any]:
         )
     with _thread_mode(_distribute_lib._CrossReplicaThreadMode(strategy)):
         yield strategy
-
-
-def device_assignment(strategy: tf.distribute.Strategy) -> Any:
-    """The `DeviceAssignment` with which a TPU's strategy was made, or None."""
-    return strategy.extended._device_assignment
 
 
 def without_strategy() -> contextlib.AbstractContextManager[None]:

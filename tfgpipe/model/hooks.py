@@ -265,12 +265,12 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         It takes a mini-batch, and returns a nest of tensors.
         """
         function_of_fit = self.train_function
-        with internals.replaced_method(self, "train_step", train_step):
+        with internals.replaced(self, "train_step", train_step):
             self.make_train_function(force=True)
         made, self.train_function = self.train_function, function_of_fit
 
         def function(iterator: Any) -> Any:
-            with internals.replaced_method(self, "train_step", train_step):
+            with internals.replaced(self, "train_step", train_step):
                 return made(iterator)  # in some versions it looks for the step
 
         return function

@@ -50,8 +50,8 @@ class Clock:
     def __init__(self) -> None:
         self.tasks: list[tuple[Task, str]] = []
         self.times: list[tf.Tensor] = []
-        self._started: dict[str, tf.Tensor] = {}
-        self._awaited: dict[str, list[tf.Tensor]] = {}
+        # By device, of its last task: when it began, and what it awaited.
+        self._begun: dict[str, tuple[tf.Tensor, list[tf.Tensor]]] = {}
         # By tensor and device: what several tasks take is sent once.
         self._sent: dict[tuple[int, str], tf.Tensor] = {}
 
@@ -62,12 +62,11 @@ class Clock:
         tensors: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
         """The time when operations have ended, and tensors are there."""
-        spec = tf.DeviceSpec.from_string(device)
-        after = [*after, *tensors]
-        if spec.device_type != "CPU":
-            spec = spec.replace(device_type="CPU", device_index=0)
-            after += _seen(device, spec.to_string(), after)
-        with tf.device(spec.to_string()), tf.control_dependencies(after):
+        host, after = device, [*after, *tensors]
+        if names.has_accelerator([device]):
+            host = names.host_of(device)
+            after += _seen(device, host, after)
+        with tf.device(host), tf.control_dependencies(after):
             time = tf.timestamp()
         internals.run_independently(time.op)
         return time
@@ -89,9 +88,9 @@ class Clock:
             The operation that the task has to follow.
         """
         tensors = [t for t in awaited if t is not None]
-        self._awaited[device] = tensors
-        self._started[device] = self._read(device, ready, tensors)
-        return self._started[device].op
+        started = self._read(device, ready, tensors)
+        self._begun[device] = started, tensors
+        return started.op
 
     def stop(self, task: Task, device: str, op: tf.Operation) -> tf.Operation:
         """Reads the clock after a task.
@@ -105,12 +104,13 @@ class Clock:
             The operation that the device's next task has to follow.
         """
         stopped = self._read(device, [op])
+        started, awaited = self._begun[device]
         self.tasks.append((task, device))
-        self.times += [self._started[device], stopped]
+        self.times += [started, stopped]
         is_fed = task.kind == "forward" and task.cell == 0  # by the host
         self._sent |= {
             (id(tensor), device): tensor
-            for tensor in self._awaited.pop(device, [])
+            for tensor in awaited
             if not is_fed and not names.same_device(tensor.device, device)
         }
         return stopped.op
@@ -141,19 +141,15 @@ class Clock:
             An event a task, by their start.
         """
         first = min(times)
-        events = [
-            Event(
-                task._replace(cell=devices.index(device))
-                if task.kind == "update"
-                else task,
-                devices.index(device),
-                float(start - first),
-                float(end - first),
+        events = []
+        for (task, device), start, end in zip(
+            self.tasks, times[::2], times[1::2]
+        ):
+            i = devices.index(device)
+            own = task._replace(cell=i) if task.kind == "update" else task
+            events.append(
+                Event(own, i, float(start - first), float(end - first))
             )
-            for (task, device), start, end in zip(
-                self.tasks, times[::2], times[1::2]
-            )
-        ]
         return sorted(events, key=lambda event: event.start)
 
     @contextlib.contextmanager
@@ -205,16 +201,13 @@ def _seen(
     ]
     if not on_device:
         return []
-    results = [
-        result
-        for op in on_device
-        for result in op.outputs
-        if result.dtype.is_floating  # the host may have integers
-    ]
+    results = [t for op in on_device for t in op.outputs]
+    # The host may have integers; and there are bundles.
+    floats = [t for t in results if t.dtype.is_floating]
     with tf.device(device), tf.control_dependencies(after):
-        if results:
-            number = tf.reshape(results[0], [-1])[:1]
-        else:  # bundles
-            number = tf.identity(tf.constant([0.0]))
+        if floats:
+            number = tf.reshape(floats[0], [-1])[:1]
+        else:
+            number = tf.identity([0.0])
     with tf.device(host):
         return [tf.identity(number)]

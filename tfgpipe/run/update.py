@@ -41,6 +41,7 @@ _ALIKE = {
 
 # What a user's subclass may define: nothing that such an update calls.
 _OUTSIDE_UPDATES = {
+    "__init__",
     "apply",
     "apply_gradients",
     "build",
@@ -77,9 +78,7 @@ def update_on_devices(
         stack.enter_context(tf.device(None))
         for one in alike:
             shared = _SharedUpdate(one, [v for _, v in pairs])
-            stack.enter_context(
-                internals.replaced_method(one, "update_step", shared)
-            )
+            stack.enter_context(internals.replaced(one, "update_step", shared))
         traced = tf.function(update, autograph=False).get_concrete_function()
     graph = traced.graph
     values = {inner.ref(): outer for outer, inner in graph.captures}
@@ -100,19 +99,9 @@ def _is_alike(optimizer: keras.Optimizer) -> bool:
     A subclass or an attribute may replace what `update_step` calls, such as
     `assign_sub`, and ask it for more than the values of weights.
     """
-    kind = type(optimizer)
-    own: set[str] = set()
-    for cls in kind.__mro__:
-        if internals.is_keras(cls):
-            break
-        own |= {name for name in vars(cls) if not name.startswith("__")}
-    replaced = {
-        name for name in vars(optimizer) if callable(getattr(kind, name, None))
-    }
     return (
-        getattr(kind, "update_step", None) in _ALIKE
-        and own <= _OUTSIDE_UPDATES
-        and not replaced
+        getattr(type(optimizer), "update_step", None) in _ALIKE
+        and internals.overridden(optimizer) <= _OUTSIDE_UPDATES
     )
 
 
@@ -226,15 +215,13 @@ class _Update:
             if outer.dtype == tf.resource and inner.ref() not in known
         ]
         self._num_uses = self._uses()
-        if not self.is_alike:
-            return
-        options = {"autograph": False}
-        cutter = GraphCutter(whole, own, options, "CPU")
-        taken = [t for t in self._given if t is not None]
-        self._function = cutter.function(
-            [*taken, *common.values()], [], effects
-        )
-        self._common = self._add_common(whole, [*common.values()])
+        if self.is_alike:
+            cutter = GraphCutter(whole, own, {"autograph": False}, "CPU")
+            taken = [t for t in self._given if t is not None]
+            self._function = cutter.function(
+                [*taken, *common.values()], [], effects
+            )
+            self._common = _add_common(whole, [*common.values()])
 
     @property
     def is_as_before(self) -> bool:
@@ -259,27 +246,26 @@ class _Update:
             for op in graph.capture(handle).consumers()
         )
 
-    def _add_common(
-        self, whole: WholeGraph, tensors: list[tf.Tensor]
-    ) -> dict[Hashable, tf.Tensor]:
-        """Adds what is the same for all weights to the graph."""
-        graph = tf.compat.v1.get_default_graph()
-        outside = whole.captures
-        needed = internals.ancestors(tensors, lambda t: t.ref() in outside)
-        given = {
-            t.name: graph.capture(outside[t.ref()])
-            for op in needed.values()
-            for t in op.inputs
-            if t.ref() in outside
-        }
-        computed = [t for t in tensors if t.ref() not in outside]
-        part = whole.definition_of(needed)
-        for node in part.node:
-            node.input[:] = [i for i in node.input if i[0] != "^"]
-        added = internals.import_definition(
-            part, given, [t.name for t in computed]
-        )
-        found = {
-            t.ref(): outside[t.ref()] for t in tensors if t.ref() in outside
-        }
-        return {**found, **{t.ref(): a for t, a in zip(computed, added)}}
+
+def _add_common(
+    whole: WholeGraph, tensors: list[tf.Tensor]
+) -> dict[Hashable, tf.Tensor]:
+    """Adds what is the same for all weights to the graph."""
+    graph = tf.compat.v1.get_default_graph()
+    outside = whole.captures
+    needed = internals.ancestors(tensors, lambda t: t.ref() in outside)
+    given = {
+        t.name: graph.capture(outside[t.ref()])
+        for op in needed.values()
+        for t in op.inputs
+        if t.ref() in outside
+    }
+    computed = [t for t in tensors if t.ref() not in outside]
+    part = whole.definition_of(needed)
+    for node in part.node:
+        node.input[:] = [i for i in node.input if i[0] != "^"]
+    added = internals.import_definition(part, given, [t.name for t in computed])
+    return {
+        **{t.ref(): outside[t.ref()] for t in tensors if t.ref() in outside},
+        **{t.ref(): value for t, value in zip(computed, added)},
+    }

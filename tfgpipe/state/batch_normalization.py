@@ -34,6 +34,7 @@ References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
 
 from __future__ import annotations
 
+import collections
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -82,17 +83,15 @@ class MovingStatistics:
         self._moved: set[int] = set()
         self._stale: dict[int, str] = {}
         self._odd: dict[int, str] = {}
-        self.moments: dict[int, list[CallMoments]] = {
-            id(layer): [] for layer in layers
-        }
-        self.rules: dict[int, list[list[Rule]]] = {
-            id(layer): [] for layer in layers
-        }
+        self.moments: dict[int, list[CallMoments]] = collections.defaultdict(
+            list
+        )
+        self.rules: dict[int, list[list[Rule]]] = collections.defaultdict(list)
 
     def _note(self, layer: keras.layers.BatchNormalization) -> None:
-        for i, v in enumerate((layer.moving_mean, layer.moving_variance)):
-            if v is not None:  # it is built
-                self._owners[id(v)] = layer, i
+        if layer.built:
+            self._owners[id(layer.moving_mean)] = layer, 0
+            self._owners[id(layer.moving_variance)] = layer, 1
 
     def has(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is one of them."""
@@ -114,9 +113,8 @@ class MovingStatistics:
         """Notes the moments by which a batch normalisation normalises."""
         if id(layer.moving_mean) not in self._owners:
             self._note(layer)
-            if id(layer) not in self.moments:
+            if layer not in self.layers:
                 self.layers.append(layer)
-                self.moments[id(layer)], self.rules[id(layer)] = [], []
         for variable in (layer.moving_mean, layer.moving_variance):
             self._stale.pop(id(variable), None)  # it was the layer itself
         count = None
@@ -272,52 +270,41 @@ def count_of_few(
     return tf.shape(inputs)[0]
 
 
-class SingleValues:
-    """Finds batch normalisations of single values in one mini-batch."""
+def are_single(
+    counts: Sequence[Sequence[tf.Tensor | None]],
+    groups: Sequence[Sequence[int]],
+    micro_batches: MicroBatches,
+) -> tf.Tensor | None:
+    """Returns whether a layer sees single values; None if surely not.
 
-    def __init__(self, micro_batches: MicroBatches):
-        self._micro_batches = micro_batches
-        self._layers: list[keras.layers.Layer] = []
-        self._are_single: list[tf.Tensor] = []
+    `counts` are the results of `count_of_few` of each micro-batch and call.
+    The layer takes moments of `groups` of micro-batches.
+    """
+    found = []
+    for group in groups:
+        for call in zip(*(counts[m] for m in group)):
+            if None not in call:
+                known = [
+                    micro_batches.select(m, n, 0) for m, n in zip(group, call)
+                ]
+                found.append(tf.equal(tf.add_n(known), 1))
+    return tf.reduce_any(tf.stack(found)) if found else None
 
-    def look(
-        self,
-        layer: keras.layers.BatchNormalization,
-        counts: Sequence[Sequence[tf.Tensor | None]],
-        groups: Sequence[Sequence[int]],
-    ) -> None:
-        """Looks at a layer that takes moments of `groups` of micro-batches.
 
-        `counts` are the results of `count_of_few` of each micro-batch and call.
-        """
-        select = self._micro_batches.select
-        are_single = []
-        for group in groups:
-            for call in zip(*(counts[m] for m in group)):
-                if None not in call:
-                    known = [select(m, n, 0) for m, n in zip(group, call)]
-                    are_single.append(tf.equal(tf.add_n(known), 1))
-        several = self._micro_batches.count > 1
-        if are_single and several and layer not in _warned:
-            self._layers.append(layer)
-            self._are_single.append(tf.reduce_any(tf.stack(are_single)))
+def warn_of_single_values(
+    looked_at: Sequence[tuple[keras.layers.Layer, tf.Tensor]],
+    micro_batches: MicroBatches,
+) -> None:
+    """Has a step warn of each layer once, by what `are_single` returned."""
+    told = [pair for pair in looked_at if pair[0] not in _warned]
+    if not told:
+        return
 
-    def warn(self) -> None:
-        """Warns of each layer once."""
-        if not self._layers:
-            return
-        rows = self._micro_batches.num_rows
-        with tf.device(None):  # Python runs here
-            values = [tf.stack(self._are_single), tf.convert_to_tensor(rows)]
-            op = tf.numpy_function(self._warn, values, [])
-            internals.run_independently(op)
-
-    def _warn(self, are_single: np.ndarray, rows: int) -> None:
-        if rows == 1:  # as in plain Keras
-            return
-        count = min(rows, self._micro_batches.count)
-        for layer, is_single in zip(self._layers, are_single):
-            if is_single and layer not in _warned:
+    def warn(are_single: np.ndarray, rows: int) -> None:
+        count = min(rows, micro_batches.count)
+        for (layer, _), is_single in zip(told, are_single):
+            # One row is normalised so in plain Keras, too.
+            if is_single and rows > 1 and layer not in _warned:
                 _warned.add(layer)
                 warnings.warn(
                     f"Layer '{layer.name}' normalises single values: a mini-"
@@ -329,6 +316,12 @@ class SingleValues:
                     "if only the last one of an epoch is smaller, drop it.",
                     stacklevel=1,
                 )
+
+    with tf.device(None):  # Python runs here
+        flags = tf.stack([is_single for _, is_single in told])
+        rows = tf.convert_to_tensor(micro_batches.num_rows)
+        op = tf.numpy_function(warn, [flags, rows], [])
+        internals.run_independently(op)
 
 
 _SAME = {"EnsureShape", "Identity", "StopGradient"}
@@ -406,10 +399,10 @@ def _is_constant(numbers: Sequence[Any]) -> bool:
 
 def moving_statistics(
     rules: Sequence[Sequence[Rule]],
-    initial: tuple[tf.Tensor, tf.Tensor],
+    initial: Sequence[tf.Tensor],
     moments: Sequence[Sequence[CallMoments]],
     micro_batches: MicroBatches,
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> Sequence[tf.Tensor]:
     """Moves mean and variance once, by the moments of a mini-batch.
 
     Args:
@@ -423,13 +416,12 @@ def moving_statistics(
         a, b = (tf.constant(factor, new.dtype) for factor in rule)
         return tf.cast(tf.cast(old, new.dtype) * a + new * b, old.dtype)
 
-    moving_mean, moving_variance = initial
+    moving = initial
     # A layer may be called more than once.
-    for call, (of_mean, of_variance) in zip(zip(*moments), rules, strict=True):
-        mean, variance = combine_moments(list(call), micro_batches)
-        moving_mean = updated(moving_mean, mean, of_mean)
-        moving_variance = updated(moving_variance, variance, of_variance)
-    return moving_mean, moving_variance
+    for call, pair in zip(zip(*moments), rules, strict=True):
+        combined = combine_moments(call, micro_batches)
+        moving = [*map(updated, moving, combined, pair)]
+    return moving
 
 
 def combine_moments(

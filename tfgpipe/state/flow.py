@@ -11,14 +11,14 @@ from tfgpipe.devices import Replicas, placement
 from tfgpipe.graphs import Part, TracedModel, Values
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.state.batch_normalization import (
-    SingleValues,
+    are_single,
     is_synchronized,
     moving_statistics,
+    warn_of_single_values,
 )
 from tfgpipe.state.rules import (
     advance_seed,
     merged_metric,
-    replica_metric,
     weighted_mean,
 )
 
@@ -53,6 +53,9 @@ class StateFlow:
     ):
         self._traced = traced
         self._metric_state = metric_state
+        self._metrics = [
+            p for p in traced.new_state if id(p[0]) in metric_state
+        ]
         self._replicas = replicas
         self._micro_batches = micro_batches
         self._is_synchronized = is_synchronized
@@ -130,16 +133,16 @@ class StateFlow:
         key = id(variable), r
         if key not in self._so_far:
             value = self._initial_value(variable)
-            is_first = r == self._replicas.busy[0]
-            with (
-                tf.control_dependencies(None),
-                tf.device(self._device(variable, r)),
-            ):
-                if self._kind(variable) == "metric":
-                    aggregation = variable.aggregation
-                    value = replica_metric(value, aggregation, is_first)
-                elif not is_first:
-                    value = tf.identity(value)
+            is_metric = self._kind(variable) == "metric"
+            # What is summed over replicas begins with zero in all but one.
+            is_sum = is_metric and variable.aggregation == "sum"
+            if r != self._replicas.busy[0]:
+                with (
+                    tf.control_dependencies(None),
+                    tf.device(self._device(variable, r)),
+                ):
+                    copied = tf.zeros_like if is_sum else tf.identity
+                    value = copied(value)
             self._so_far[key] = value
         return self._so_far[key]
 
@@ -147,13 +150,10 @@ class StateFlow:
         """Takes the new state that a cell made in micro-batch m."""
         #     metrics   v -> m0 -> m1 -> m2 -> new
         #     others    v -> m0, v -> m1, v -> m2        and a rule makes one
-        r = self._replicas.replica_of(m)
-        for variable, tensor in self._traced.new_state:
-            if (
-                self._makers.get(tensor.ref()) == part.index
-                and id(variable) in self._metric_state
-            ):
-                self._so_far[id(variable), r] = self._micro_batches.select(
+        r, select = self._replicas.replica_of(m), self._micro_batches.select
+        for variable, tensor in self._metrics:
+            if self._makers.get(tensor.ref()) == part.index:
+                self._so_far[id(variable), r] = select(
                     m, values[tensor.ref()], self._value_so_far(variable, r)
                 )
 
@@ -186,8 +186,9 @@ class StateFlow:
     ) -> tf.Tensor:
         """Returns the value after the mini-batch, from micro-batches'."""
         kind, micro_batches = self._kind(variable), self._micro_batches
-        if id(variable) in {id(u.variable) for u in self._traced.trained_uses}:
-            return values[0]  # a weight that a layer itself assigns
+        weights = {id(use.variable) for use in self._traced.trained_uses}
+        if kind == "first" or id(variable) in weights:
+            return values[0]  # a weight may be assigned by its layer
         if kind == "seed":
             rank = micro_batches.rank(micro_batches.count)
             return self._advanced(variable, self._initial_value(variable), rank)
@@ -195,9 +196,7 @@ class StateFlow:
             busy = self._replicas.busy
             last = [self._value_so_far(variable, r) for r in busy]
             return merged_metric(last, variable.aggregation)
-        if kind == "mean":
-            return weighted_mean(values, micro_batches)
-        return values[0]
+        return weighted_mean(values, micro_batches)
 
     def _assign(self, variable: keras.Variable, new: tf.Tensor) -> None:
         if new.dtype.is_floating or new.dtype.is_complex:
@@ -205,15 +204,15 @@ class StateFlow:
         variable.assign(new)
 
     def _assign_normalizations(self, values: Sequence[Values]) -> None:
-        traced = self._traced
-        single = SingleValues(self._micro_batches)
+        traced, micro_batches = self._traced, self._micro_batches
+        looked_at = []
         for layer, tensors, rules in zip(
             traced.normalizations, traced.moments, traced.rules
         ):
             if not tensors:
                 continue
-            mean, variance = layer.moving_mean, layer.moving_variance
-            with tf.device(mean.value.device):
+            statistics = layer.moving_mean, layer.moving_variance
+            with tf.device(statistics[0].value.device):
                 moments = [
                     tf.nest.map_structure(
                         lambda t, v=v: None if t is None else v[t.ref()],
@@ -222,37 +221,29 @@ class StateFlow:
                     for v in values
                 ]
                 together = is_synchronized(layer) and self._is_synchronized(
-                    self._first_cells.get(id(mean), 0)
+                    self._first_cells.get(id(statistics[0]), 0)
                 )
-                single.look(
-                    layer,
-                    [[few for *_, few in calls] for calls in moments],
-                    self._replicas.normalized_at_once(together),
-                )
-                new_mean, new_variance = moving_statistics(
-                    rules,
-                    (self._initial_value(mean), self._initial_value(variance)),
-                    moments,
-                    self._micro_batches,
-                )
-                self._assign(mean, new_mean)
-                self._assign(variance, new_variance)
-        single.warn()
+                counts = [[few for *_, few in calls] for calls in moments]
+                groups = self._replicas.normalized_at_once(together)
+                is_single = are_single(counts, groups, micro_batches)
+                if is_single is not None:
+                    looked_at.append((layer, is_single))
+                initial = [self._initial_value(v) for v in statistics]
+                new = moving_statistics(rules, initial, moments, micro_batches)
+                for variable, value in zip(statistics, new):
+                    self._assign(variable, value)
+        warn_of_single_values(looked_at, micro_batches)
 
     def _check_metrics(self, parts: Sequence[Part]) -> None:
         """Refuses metrics that several cells update, in turn."""
-        if self._micro_batches.count == 1:
-            return
-        for variable, tensor in self._traced.new_state:
-            if id(variable) not in self._metric_state:
-                continue
+        for variable, tensor in self._metrics:
             cells = {
                 part.index
                 for part in parts
                 for t in part.forward_inputs
                 if self._read.get(t.ref()) is variable
             } | {self._makers.get(tensor.ref(), 0)}
-            if len(cells) > 1:
+            if len(cells) > 1 and self._micro_batches.count > 1:
                 raise ValueError(
                     "A metric of a layer must be updated in one cell, if "
                     "there is more than one micro-batch. Received: "

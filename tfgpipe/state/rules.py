@@ -54,21 +54,6 @@ def advance_seed(
     return seed + tf.stack([tf.zeros_like(steps), steps])
 
 
-def replica_metric(
-    value: tf.Tensor, aggregation: str, is_first_replica: bool
-) -> tf.Tensor:
-    """Returns the value of a metric with which a replica begins.
-
-    A value that is summed is zero in all but one. `aggregation` is the
-    variable's, see `keras.Variable`.
-    """
-    if is_first_replica:
-        return value
-    if aggregation == "sum":
-        return tf.zeros_like(value)
-    return tf.identity(value)
-
-
 def merged_metric(values: list[tf.Tensor], aggregation: str) -> tf.Tensor:
     """Returns a metric's value, by the last one of each replica."""
     if len(values) == 1 or aggregation not in ("sum", "mean"):

@@ -185,22 +185,15 @@ class ModelScope(internals.ReadingScope):
         use = self._use_of.get(key)
         given = use.tensor if use is not None else self.given[key][1]
         if self.is_telling and key not in self._handles:
-            self._handles[key] = self._identity(given)
+            with self._graph.as_default():  # wherever the layer is now
+                self._handles[key] = tf.identity(given)
         return self._handles.get(key, given)
-
-    def _identity(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Copies a tensor in the model's graph, wherever the layer is now."""
-        if internals.current_graph() is self._graph:
-            return tf.identity(tensor)
-        with self._graph.as_default():
-            return tf.identity(tensor)
 
     def _check_read(self, variable: keras.Variable) -> None:
         """Refuses reads whose gradient would be lost; notes late ones."""
-        key = id(variable)
-        use = self._use_of.get(key)
+        use = self._use_of.get(id(variable))
         is_trained = use is not None and use.is_trained
-        is_refused = is_trained or key in self._seeds
+        is_refused = is_trained or id(variable) in self._seeds
         if is_refused and internals.in_custom_gradient(variable):
             raise ValueError(
                 "A layer must not read its variables in a function that has a "
