@@ -172,7 +172,7 @@ class GroupedGeneration:
         """
         device = part.op.device
         key = key, device, part.dtype
-        with internals.making_variables():
+        with internals.outside_functions():
             if key not in self._variables:
                 with tf.device(device):
                     self._variables[key] = tf.Variable(

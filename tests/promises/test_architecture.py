@@ -266,7 +266,6 @@ COPIES = {
     "run/mini_batch",
     "run/pipeline",
     "state/flow",
-    "state/rules",
     "state/scope",
 }
 

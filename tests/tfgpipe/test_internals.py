@@ -1,11 +1,11 @@
 """A test for each private name: it fails when Keras or TensorFlow moves it."""
 
 import ast
-import contextlib
 import functools
 import gc
 import pathlib
 import random
+import re
 import threading
 
 import fabricated_tpu
@@ -19,7 +19,6 @@ from keras.src.saving import saving_lib
 from keras.src.trainers import trainer
 from keras.src.utils import model_visualization
 from keras_versions import KEEPS_ORDER_OF_WEIGHTS
-from tensorflow.python.eager import execute
 from tensorflow.python.ops import control_flow_util
 
 import tfgpipe
@@ -58,27 +57,21 @@ def test_postponed_variables_wait_and_refuse_to_be_used():
     assert model.output_shape == (None, 2) and internals.is_created(frozen)
     for variable in (layer.kernel, inner.kernel):
         assert not internals.is_created(variable)
-        with pytest.raises(ValueError, match="kernel"):
-            variable.numpy()
-        with pytest.raises(ValueError, match="kernel"):
-            variable.assign(np.zeros(variable.shape))
-    with pytest.raises(ValueError, match="kernel"):
-        tf.function(lambda: layer.kernel + 1)()
+        for use in (
+            variable.numpy,
+            lambda v=variable: v.assign(np.zeros(v.shape)),
+            tf.function(lambda v=variable: v + 1),
+        ):
+            with pytest.raises(ValueError, match="kernel"):
+                use()
     order = [internals.made_order(v) for v in (*layer.weights, frozen)]
     assert order == sorted({*order}, key=lambda n: (n < 0, n))
     internals.create_variable(layer.kernel)
     np.testing.assert_array_equal(layer.kernel, drawn.kernel)
     layer.kernel.assign(np.zeros((2, 3)))
-    assert not layer.kernel.numpy().any()
-
-
-def test_postponed_variables_may_start_with_zeros():
-    layer = kl.Dense(3)
-    with internals.postponed(lambda v: True, refused):
-        layer.build((None, 2))
-    internals.start_with_zeros(layer.kernel)
-    internals.create_variable(layer.kernel)
-    assert not layer.kernel.numpy().any()
+    internals.start_with_zeros(inner.kernel)
+    internals.create_variable(inner.kernel)
+    assert not layer.kernel.numpy().any() and not inner.kernel.numpy().any()
 
 
 def test_variables_are_listed_and_assigned_elsewhere():
@@ -131,7 +124,7 @@ def test_variables_are_made_in_any_trace():
 
     @tf.function
     def function(x):
-        with internals.making_variables(), tf.device("CPU:2"):
+        with internals.outside_functions(), tf.device("CPU:2"):
             made.append(tf.Variable(1.0))
         return x + made[-1]
 
@@ -157,11 +150,17 @@ def test_variables_are_restored_and_other_handles_are_left_alone():
 
 def test_tracing_for_xla_is_seen():
     seen = []
-    for jit_compile in (False, True):
-        tf.function(
-            lambda: seen.append(internals.is_in_xla()), jit_compile=jit_compile
-        ).get_concrete_function()
-    assert seen[0] is False and seen[-1] is True
+
+    def step():
+        seen.append(internals.is_in_xla())
+        with internals.in_xla():
+            seen.append(internals.is_in_xla())
+            graph = internals.current_graph()
+            seen.append(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+    for compiled in (False, True):
+        tf.function(step, jit_compile=compiled).get_concrete_function()
+    assert seen[:3] == [False, True, True] and seen[-3] is True
     assert not internals.is_in_xla()
 
 
@@ -186,6 +185,9 @@ def test_moved_variable_keeps_its_value():
     with tf.GradientTape() as tape:
         double = 2.0 * kept
     np.testing.assert_array_equal(tape.gradient(double, variable), [2.0, 2.0])
+    one, other = tf.Variable([1.0]), tf.Variable([2.0])
+    internals.move_storage(one, other)
+    assert one.handle is other.handle
 
 
 def test_storage_is_watched_as_the_variable_was_made():
@@ -264,14 +266,9 @@ def test_storage_knows_its_variable():
     assert internals.variable_of(other.value.handle) is None
 
 
-def test_moved_storage_is_that_of_another():
-    one, other = tf.Variable([1.0]), tf.Variable([2.0])
-    internals.move_storage(one, other)
-    assert one.handle is other.handle
-    np.testing.assert_array_equal(one, [2.0])
-
-
 def test_what_a_thread_replaces_is_as_it_was_for_others():
+    """Nothing is left behind, in whichever order the threads leave."""
+
     class Owner:
         def method(self):
             return "method"
@@ -283,25 +280,26 @@ def test_what_a_thread_replaces_is_as_it_was_for_others():
     before = dict(vars(Owner))
     method = internals.Replaceable(Owner, "method")
     name = internals.Replaceable(Owner, "name")
-    seen = []
+    inside, leave, seen = threading.Barrier(2), threading.Event(), []
+
+    def first():
+        seen.append(Owner().method())
+        with method.by(lambda _: "first"):
+            inside.wait()
+            leave.wait()
+            seen.append((Owner().method(), Owner().name))
+
+    thread = threading.Thread(target=first)
     with method.by(lambda _: "other"), name.by(lambda owner: owner.method()):
+        thread.start()
+        inside.wait()
         with name.by(lambda owner: f"{name.original(owner)} inside"):
             assert Owner().name == "name inside"
         assert (Owner().method(), Owner().name) == ("other", "other")
-        thread = threading.Thread(
-            target=lambda: seen.append((Owner().method(), Owner().name))
-        )
-        thread.start()
-        thread.join()
-    assert seen == [("method", "name")]
+    leave.set()
+    thread.join()
+    assert seen == ["method", ("first", "name")]
     assert dict(vars(Owner)) == before
-
-
-def test_tapes_are_told_of_what_is_read():
-    variable = keras.Variable([1.0])
-    with tf.GradientTape() as tape:
-        internals.tell_tapes(variable)
-    assert tape.watched_variables() == (variable,)
 
 
 def test_tapes_record_unless_they_shall_not():
@@ -314,7 +312,10 @@ def test_tapes_record_unless_they_shall_not():
         with internals.not_recording():
             assert not internals.tapes_are_recording()
             result = variable * 2.0
+        told = keras.Variable([1.0])
+        internals.tell_tapes(told)
     assert tape.gradient(result, variable) is None
+    assert tape.watched_variables() == (told,)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function])
@@ -473,8 +474,9 @@ def test_input_shape_of_a_layer_is_found():
 def test_masks_travel_with_tensors():
     tensor = tf.ones([2, 3, 1])
     assert internals.get_mask(tensor) is None
-    found = kl.Masking()(tensor)
-    assert internals.get_mask(found).shape == (2, 3)
+    assert internals.get_mask(kl.Masking()(tensor)).shape == (2, 3)
+    internals.set_mask(tensor, tf.constant([[True, True, False]] * 2))
+    assert internals.get_mask(tensor).shape == (2, 3)
 
 
 def compiled(**kwargs):
@@ -509,26 +511,19 @@ def test_losses_and_metrics_are_built_without_data():
     assert internals.compiled_metrics(model).built
 
 
-@pytest.mark.parametrize("takes_training", [False, True])
-def test_overridden_loss_is_computed_with_or_without_training(takes_training):
-    if takes_training:
+def test_overridden_loss_is_computed_with_or_without_training():
+    class Plain(keras.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight=None):
+            return 7.0
 
-        class Model(tfgpipe.GPipe):
-            def compute_loss(
-                self, x, y, y_pred, sample_weight=None, training=True
-            ):
-                return 7.0 if training else 5.0
+    class Trains(keras.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+            return 7.0 if training else 5.0
 
-    else:
-
-        class Model(tfgpipe.GPipe):
-            def compute_loss(self, x, y, y_pred, sample_weight=None):
-                return 7.0
-
-    model = Model([kl.Dense(1)], 1)
-    model.compile("sgd", "mse")
     one = tf.ones([2, 1])
-    assert internals.compute_loss(model, one, one, one, None, True) == 7.0
+    for model in (Plain(), Trains()):
+        model.compile("sgd", "mse")
+        assert internals.compute_loss(model, one, one, one, None, True) == 7.0
 
 
 def test_dtype_of_storage_is_that_of_a_variable_whatever_a_layer_casts():
@@ -602,32 +597,26 @@ def test_weights_of_a_loss_are_those_of_keras():
 
 
 def test_moments_of_batch_normalization_are_recorded():
-    layer = kl.BatchNormalization()
+    layer = kl.BatchNormalization(epsilon=0.0)
     layer.build((None, 2))
     x = tf.constant([[1.0, 2.0], [3.0, 6.0]])
     seen = []
+
+    def compute(*arguments):
+        mean, variance = internals.batch_moments(*arguments)
+        return mean + 1.0, variance * 4.0
+
     with internals.recording_moments([layer], lambda *a: seen.append(a)):
         layer(x, training=True)
         layer(x, training=False)
+    with internals.recording_moments([layer], lambda *_: None, compute):
+        y = layer(x, training=True)
     layer(x, training=True)
     ((found, _, mask, mean, variance),) = seen
     assert found is layer
     assert mask is None
     np.testing.assert_allclose(mean, [2.0, 4.0])
     np.testing.assert_allclose(variance, [1.0, 4.0])
-
-
-def test_moments_of_batch_normalization_can_be_computed_in_another_way():
-    layer = kl.BatchNormalization(epsilon=0.0)
-    layer.build((None, 2))
-    x = tf.constant([[1.0, 2.0], [3.0, 6.0]])
-
-    def compute(*arguments):
-        mean, variance = internals.batch_moments(*arguments)
-        return mean + 1.0, variance * 4.0
-
-    with internals.recording_moments([layer], lambda *_: None, compute):
-        y = layer(x, training=True)
     np.testing.assert_allclose(y, [[-1.0, -0.75], [0.0, 0.25]])
 
 
@@ -640,29 +629,44 @@ def test_own_moments_of_a_batch_normalization_are_found():
     assert not internals.has_own_moments(kl.BatchNormalization())
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_optimizer_does_not_reduce_over_replicas_inside(wrapped):
-    optimizer = keras.optimizers.SGD()
-    if wrapped:
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+def test_optimizer_does_not_reduce_over_replicas_inside():
+    inner = keras.optimizers.SGD()
     pairs = [(tf.ones([]), tf.Variable(1.0))]
-    with internals.without_all_reduce(optimizer):
-        assert inner._all_reduce_sum_gradients(pairs) is pairs
-    assert inner._all_reduce_sum_gradients(pairs) is not pairs
-    assert "_all_reduce_sum_gradients" not in vars(inner)
+    for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):
+        with internals.without_all_reduce(optimizer):
+            assert inner._all_reduce_sum_gradients(pairs) is pairs
+        assert inner._all_reduce_sum_gradients(pairs) is not pairs
+        assert "_all_reduce_sum_gradients" not in vars(inner)
 
 
-def test_method_is_replaced_for_a_while():
-    optimizer = keras.optimizers.SGD()
-    with internals.replaced(optimizer, "update_step", len):
-        assert optimizer.update_step("abc") == 3
-    assert "update_step" not in vars(optimizer)
-    assert optimizer.update_step.__func__ is keras.optimizers.SGD.update_step
+def test_attributes_and_methods_are_replaced_for_a_while():
+    class Own(keras.optimizers.SGD):
+        @property
+        def named(self):
+            return self.__dict__.get("kept", "Own")
+
+        @named.setter
+        def named(self, value):
+            self.__dict__["kept"] = value
+
+    optimizer = Own()
+    for thing, name, value in (
+        (optimizer, "update_step", len),
+        (optimizer, "momentum", 0.5),
+        (optimizer, "named", "other"),
+        (Own, "update_step", len),
+        (Own, "named", "other"),
+    ):
+        before = getattr(thing, name)
+        names = {*vars(thing)} - {"kept"}
+        with internals.replaced(thing, name, value):
+            assert getattr(thing, name) == value
+        assert getattr(thing, name) == before
+        assert {*vars(thing)} - {"kept"} == names
 
 
 @pytest.mark.parametrize(
-    ("make", "own"),
+    ("make", "expected"),
     [
         (keras.optimizers.SGD, 0),
         (lambda: keras.optimizers.SGD(momentum=0.9, use_ema=True), 2),
@@ -674,61 +678,53 @@ def test_method_is_replaced_for_a_while():
     ],
 )
 @pytest.mark.parametrize("number", [1, 2])
-def test_slots_of_a_variable_are_found(make, own, number):
+def test_slots_of_a_variable_are_found(make, expected, number):
     variables = [keras.Variable(np.ones(i + 2)) for i in range(number)]
     optimizer = make()
     optimizer.build(variables)
-    all_slots = [internals.slots(optimizer, v) for v in variables]
-    assert [len(slots) for slots in all_slots] == [own] * number
+    slots = [internals.slots(optimizer, v) for v in variables]
+    assert [len(each) for each in slots] == [expected] * number
     assert internals.trained_by(optimizer) == variables
-    found = {id(v) for slots in all_slots for v in slots}
+    found = {id(v) for each in slots for v in each}
     assert found <= {id(v) for v in optimizer.variables}
-
-
-def test_slots_are_found_beside_a_variable_that_has_none():
-    variables = [keras.Variable([1.0]), keras.Variable([2.0])]
-    variables[1].overwrite_with_gradient = True
+    variables[-1].overwrite_with_gradient = True  # which has none
     optimizer = keras.optimizers.Adam()
     optimizer.build(variables)
-    slots = [internals.slots(optimizer, v) for v in variables]
-    assert [len(own) for own in slots] == [2, 0]
+    assert internals.slots(optimizer, variables[-1]) == []
 
 
 def test_every_call_of_an_optimizer_is_counted():
     inner = keras.optimizers.SGD(gradient_accumulation_steps=3)
-    for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):
+    scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
+    weights = [keras.Variable([1.0])]
+    for optimizer in (inner, scaled):
         before = internals.raw_iterations(inner)
         if not optimizer.built:
-            optimizer.build([keras.Variable([1.0])])
-        known = inner._trainable_variables
+            optimizer.build(weights)
         for _ in range(4):
-            optimizer.apply([tf.constant([1.0])], known)
+            optimizer.apply([tf.constant([1.0])], weights)
         assert internals.raw_iterations(optimizer) == before + 4
-
-
-def test_loss_scale_falls_where_there_is_one():
-    scaled = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(), initial_scale=8.0
-    )
-    scaled.build([keras.Variable([1.0])])
     internals.lower_loss_scale(scaled)
     assert float(scaled.dynamic_scale) == 4.0
-    internals.lower_loss_scale(keras.optimizers.SGD())
+    internals.lower_loss_scale(inner)
 
 
 def test_optimizers_inside_others_are_found():
-    inner = keras.optimizers.SGD()
-    outer = keras.optimizers.LossScaleOptimizer(inner)
+    inner = keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), momentum=0.5
+    )
+    outer = keras.optimizers.LossScaleOptimizer(inner, 4.0)
     assert internals.with_inner(outer) == [outer, inner]
     assert internals.with_inner(inner) == [inner]
-
-
-def test_optimizers_are_named_from_the_outer_to_the_inner():
-    model = keras.Sequential([keras.layers.Dense(1)])
+    model = keras.Sequential([kl.Dense(1)])
     assert internals.optimizer_names(model) == []
-    inner = keras.optimizers.SGD()
-    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    assert internals.optimizer_settings(model) == {}
+    model.compile(outer, "mse")
     assert internals.optimizer_names(model) == ["LossScaleOptimizer", "SGD"]
+    found = internals.optimizer_settings(model)
+    assert found["LossScaleOptimizer.initial_scale"] == 4.0
+    assert found["SGD.momentum"] == 0.5
+    assert not any(name.endswith((".name", "_rate")) for name in found)
 
 
 def test_unlisted_variables_are_those_that_keras_does_not_track():
@@ -815,22 +811,6 @@ def test_analysis_stops_at_a_variable_of_the_old_kind():
     assert float(function(tf.ones([]))) == 2.0
 
 
-def test_operations_are_made_for_xla_inside():
-    """TensorFlow asks for it where it differentiates a loop."""
-    seen = []
-
-    @tf.function(autograph=False)
-    def function(x):
-        graph = tf.compat.v1.get_default_graph()
-        for scope in (internals.in_xla, contextlib.nullcontext):
-            with scope():
-                seen.append(control_flow_util.GraphOrParentsInXlaContext(graph))
-        return x
-
-    function(tf.ones([]))
-    assert seen == [True, False]
-
-
 def test_independent_operations_are_not_ordered():
     @tf.function
     def function():
@@ -913,22 +893,6 @@ def test_outer_tensors_are_what_was_captured():
     assert not internals.is_eager(seen)
 
 
-def test_element_spec_of_an_epoch_is_found_without_reading_it():
-    seen = []
-
-    class Model(tfgpipe.GPipe):
-        def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-            if iterator is not None:
-                seen.append(internals.element_spec(iterator))
-            super()._maybe_symbolic_build(iterator, data_batch)
-
-    model = Model([kl.Dense(1)], 1)
-    model.compile("sgd", "mse")
-    data = tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1])))
-    model.fit(data, shuffle=False, verbose=0)
-    assert seen[0][0] == tf.TensorSpec([4, 2])
-
-
 def test_all_layers_inside_a_layer_are_found():
     inner = kl.Dense(2)
     outer = keras.Sequential([keras.Sequential([inner])])
@@ -944,37 +908,29 @@ def test_remat_scope_of_a_layer_is_told():
     assert internals.remat_mode(scoped) is not None
 
 
-class Own(kl.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = 2.0
-
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=shape)
-        self.dense = kl.Dense(2)
-
-    def call(self, x):
-        return x * self.scale
-
-
 def test_what_keras_defines_is_told():
-    assert internals.is_keras(kl.Dense)
-    assert internals.is_keras(keras.losses.mean_squared_error)
-    assert not internals.is_keras(tfgpipe.GPipe)
+    """Not what wraps something of Keras, which has its name and module."""
+    plain = keras.losses.mean_squared_error
+    wrapped = functools.wraps(plain)(lambda y, y_pred: plain(y, y_pred))
+
+    @functools.wraps(kl.Dense, updated=())
+    class Wrapped(kl.Dense):
+        pass
+
+    assert Wrapped.__module__ == kl.Dense.__module__
+    for thing in (kl.Dense, kl.Dense(1), plain):
+        assert internals.is_keras(thing)
+    assert internals.is_keras_function(plain)
+    for thing in (tfgpipe.GPipe, Wrapped, Wrapped(1), wrapped, len):
+        assert not internals.is_keras(thing)
+        assert not internals.is_keras_function(thing)
 
 
-@pytest.mark.parametrize(
-    ("kind", "stateful"), [("PrintV2", True), ("MatMul", False), ("No", False)]
-)
-def test_side_effects_of_an_operation_are_told(kind, stateful):
-    assert internals.is_stateful(kind) == stateful
-
-
-@pytest.mark.parametrize(
-    ("kind", "takes"), [("While", True), ("Case", True), ("MatMul", False)]
-)
-def test_operations_that_call_functions_are_told(kind, takes):
-    assert internals.takes_functions(kind) == takes
+def test_kinds_of_operations_are_told():
+    effects = {"PrintV2": True, "MatMul": False, "No": False}
+    assert {kind: internals.is_stateful(kind) for kind in effects} == effects
+    calls = {"While": True, "Case": True, "MatMul": False}
+    assert {kind: internals.takes_functions(kind) for kind in calls} == calls
 
 
 def test_graph_of_a_called_function_is_found():
@@ -995,15 +951,6 @@ def test_graph_of_a_called_function_is_found():
     assert "Cos" in [op.type for op in called.get_operations()]
 
 
-def test_seed_generator_of_keras_keeps_its_value():
-    """One that is made where variables are deferred would have none."""
-    with internals.deferred_variables():
-        keras.random.normal((2,))
-    a, b = keras.random.normal((2,)), keras.random.normal((2,))
-    assert not np.array_equal(a, b)
-
-
-# ----------------------------------------------------------------- strategies
 def test_strategy_of_one_replica_is_current_in_its_scope_only():
     strategy = internals.SingleReplicaStrategy()
     with strategy.scope() as entered, strategy.scope():
@@ -1015,6 +962,12 @@ def test_strategy_of_one_replica_is_current_in_its_scope_only():
         assert tf.distribute.get_strategy() is strategy
     assert not tf.distribute.has_strategy()
     assert strategy.num_replicas_in_sync == 1
+    with (
+        tf.distribute.OneDeviceStrategy("CPU:0").scope(),
+        pytest.raises(RuntimeError, match="Leave that one first"),
+        strategy.scope(),
+    ):
+        pass
 
 
 def test_strategy_of_one_replica_runs_a_function_once_and_without_it():
@@ -1029,12 +982,8 @@ def test_strategy_of_one_replica_runs_a_function_once_and_without_it():
     rows = tf.data.Dataset.range(4).batch(4)
     (batch,) = strategy.experimental_distribute_dataset(rows)
     assert batch.shape == (4,)
-
-
-def test_variables_of_the_strategy_are_ordinary_ones():
-    strategy = internals.SingleReplicaStrategy()
     with strategy.scope(), tf.device("CPU:3"):
-        variable = tf.Variable(1.0)
+        variable = tf.Variable(1.0)  # as any other
     with strategy.extended.colocate_vars_with(variable):
         slot = tf.Variable(2.0)
     assert slot.device == variable.device and slot.device.endswith("CPU:3")
@@ -1067,17 +1016,6 @@ def test_strategy_of_a_tpu_has_the_assignment_it_was_made_with(monkeypatch):
         assert internals.device_assignment(strategy) is given
 
 
-def test_scope_within_that_of_another_strategy_is_an_error():
-    other = tf.distribute.OneDeviceStrategy("CPU:0")
-    strategy = internals.SingleReplicaStrategy()
-    with (
-        other.scope(),
-        pytest.raises(RuntimeError, match="Leave that one first"),
-        strategy.scope(),
-    ):
-        pass
-
-
 def test_variables_say_another_shape_inside_alone():
     variable = keras.Variable(np.zeros((4, 6)))
     with internals.of_shape(variable, [4, 3]):
@@ -1086,19 +1024,21 @@ def test_variables_say_another_shape_inside_alone():
 
 
 def test_every_function_has_a_test():
-    """Each is named here, or used by what is."""
+    """Each is named here, or used by what is; private attributes, too."""
     modules = pathlib.Path(internals.__file__).parent.glob("*.py")
-    names = {
-        node.name
-        for module in modules
-        for node in ast.parse(module.read_text()).body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        and not node.name.startswith("_")
-    }
+    names = set()
+    for node in (n for m in modules for n in ast.parse(m.read_text()).body):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {*re.findall(r"\w+", ast.unparse(node.targets[0]))}
+    names = {name for name in names if not re.match("_|[A-Z_]+$", name)}
     text = pathlib.Path(__file__).read_text()
-    indirectly = {"BuiltBeforeTracing", "seed_generator_kept"}
+    indirectly = {"BuiltBeforeTracing", "Nest", "seed_generator_kept"}
     missing = {
-        name for name in names - indirectly if f"internals.{name}" not in text
+        name
+        for name in names - indirectly
+        if not re.search(rf"internals\.{name}\b", text)
     }
     assert len(names) > 50
     assert not missing
@@ -1121,24 +1061,18 @@ def test_tapes_record_outside_of_functions():
     with internals.outside_functions(), tf.GradientTape() as tape:
         y = x * x
     assert tape.gradient(y, x) == 4
-
-    @tf.function
-    def function():
-        with internals.outside_functions():
-            return tf.constant(tf.executing_eagerly())
-
-    assert function()
-
-
-def test_variables_made_outside_of_functions_are_not_theirs():
-    traces, made = [], []
+    made, traces = [], []
 
     @tf.function
     def function():
         traces.append(1)
-        if not made:
-            with internals.outside_functions():
+        with internals.outside_functions():
+            if not made:  # no affair of the function's
                 made.append(tf.Variable(2.0))
+            with internals.recording(), tf.GradientTape() as tape:
+                y = made[0] * made[0]
+            assert tape.gradient(y, made[0]) == 4
+            assert tf.executing_eagerly()
         return made[0] + 1
 
     assert function() == function() == 3
@@ -1253,26 +1187,6 @@ def test_xla_takes_models_of_layers_that_it_takes():
     assert model.supports_jit is False
 
 
-def test_function_that_wraps_one_of_keras_is_not_keras():
-    plain = keras.losses.mean_squared_error
-    assert internals.is_keras_function(plain)
-    wrapped = functools.wraps(plain)(lambda y, y_pred: plain(y, y_pred))
-    for own in (wrapped, len):
-        assert not internals.is_keras(own)
-        assert not internals.is_keras_function(own)
-
-
-def test_class_that_wraps_one_of_keras_is_not_keras():
-    @functools.wraps(kl.Dense, updated=())
-    class Wrapped(kl.Dense):
-        pass
-
-    assert Wrapped.__module__ == kl.Dense.__module__
-    assert not internals.is_keras(Wrapped)
-    assert not internals.is_keras(Wrapped(1))
-    assert internals.is_keras(kl.Dense(1))
-
-
 # ------------------------------------------- graphs and functions in layers
 def test_graphs_of_branches_and_loops_are_told_from_those_of_functions():
     found = {}
@@ -1363,55 +1277,13 @@ def test_tensors_of_graphs_that_are_not_around_are_told():
     assert len(found) == 1 and found[0] is kept[0]
 
 
-def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
-    """Nothing is left behind, in whichever order the threads leave."""
-    call, recorded = type(tf.function(len)).__call__, execute.record_gradient
-    value = tf.constant(1.0)
-    function = tf.function(lambda: value + 1)
-    assert function() == 2
-    value = tf.constant(2.0)
-    inside, leave = threading.Barrier(2), threading.Event()
-    found = []
-
-    def first():
-        with (
-            internals.tracing_anew(),
-            internals.naming_on_tapes(),
-        ):
-            inside.wait()
-            leave.wait()
-            found.append(float(function()))
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    inside.wait()
-    with internals.tracing_anew():
-        leave.set()
-        thread.join()
-        assert function() == 3
-    assert found == [3]
-    assert type(function).__call__ is call
-    assert execute.record_gradient is recorded
-
-
-def test_function_of_another_thread_is_not_traced_anew():
-    value = tf.constant(1.0)
-    function = tf.function(lambda: value + 1)
-    assert function() == 2
-    value = tf.constant(2.0)
-    found = []
-    with internals.tracing_anew():
-        thread = threading.Thread(
-            target=lambda: found.append(float(function()))
-        )
-        thread.start()
-        thread.join()
-    assert found == [2]
-
-
 def test_symbolic_calls_of_a_layer_are_known():
     inputs = keras.Input((2,))
     dense, other = kl.Dense(2), kl.Dense(2)
+    with internals.in_no_graph([dense]):
+        dense(inputs)
+    assert internals.symbolic_calls(dense) == []
+    assert internals.calls_on(internals.producer(inputs)) == []
     outputs = other(dense(inputs) + inputs)
     (call,) = internals.symbolic_calls(dense)
     assert isinstance(call, internals.SymbolicCall)
@@ -1451,16 +1323,6 @@ def test_masks_that_keras_found_are_no_inputs_of_a_call():
     assert internals.symbolic_calls(given)[0].inputs == [h, mask]
 
 
-def test_calls_in_no_graph_are_not_noticed():
-    inputs, dense = keras.Input((2,)), kl.Dense(2)
-    with internals.in_no_graph([dense]):
-        dense(inputs)
-    assert internals.symbolic_calls(dense) == []
-    assert internals.calls_on(internals.producer(inputs)) == []
-    dense(inputs)
-    assert len(internals.symbolic_calls(dense)) == 1
-
-
 def test_names_are_as_if_nothing_was_made_inside():
     with internals.names_kept():
         names = [kl.Dense(2).name for _ in range(2)]
@@ -1484,8 +1346,11 @@ def test_variables_are_known_to_be_deferred():
         dense = kl.Dense(2)
         dense.build((None, 2))
         assert internals.storage(dense.kernel) is None
+        keras.random.normal((2,))  # whose generator has no value here
     internals.create_variable(dense.kernel)
     assert internals.storage(dense.kernel) is dense.kernel.value
+    a, b = keras.random.normal((2,)), keras.random.normal((2,))
+    assert not np.array_equal(a, b)
 
 
 class FunctionalSubclass(keras.Model):
@@ -1581,31 +1446,6 @@ def test_adapters_are_counted_in_layers_inside_of_layers():
 
 
 def test_random_numbers_are_those_that_would_have_been_drawn():
-    own = tf.random.Generator.from_seed(1)
-    before = tf.random.get_global_generator()
-    tf.random.set_global_generator(own)
-    tf.random.set_seed(3)
-    expected = tf.random.uniform([2])
-    tf.random.set_seed(3)
-    state = own.state.numpy()
-    with internals.random_numbers_kept():
-        tf.random.uniform([2])
-        own.normal([2])
-    np.testing.assert_array_equal(tf.random.uniform([2]), expected)
-    np.testing.assert_array_equal(own.state.numpy(), state)
-    tf.random.set_global_generator(before)
-
-
-def test_state_of_the_global_seed_generator_is_known():
-    assert not internals.global_seed()
-    keras.random.uniform([1])
-    (state,) = internals.global_seed()
-    before = state.numpy()
-    keras.random.uniform([1])
-    assert (state.numpy() != before).any()
-
-
-def test_random_states_are_those_of_before():
     def drawn():
         return (
             random.random(),
@@ -1613,19 +1453,36 @@ def test_random_states_are_those_of_before():
             float(keras.random.uniform(())),
         )
 
+    assert not internals.global_seed()
     keras.utils.set_random_seed(3)
     with internals.random_state_kept():
         inside = drawn()
     assert drawn() == inside
+    (state,) = internals.global_seed()
+    assert state.shape == (2,)
+    own = tf.random.Generator.from_seed(1)
+    before = tf.random.get_global_generator()
+    tf.random.set_global_generator(own)
+    tf.random.set_seed(3)
+    expected = tf.random.uniform([2])
+    tf.random.set_seed(3)
+    numbers = own.state.numpy()
+    with internals.random_numbers_kept():
+        tf.random.uniform([2])
+        own.normal([2])
+    np.testing.assert_array_equal(tf.random.uniform([2]), expected)
+    np.testing.assert_array_equal(own.state.numpy(), numbers)
+    tf.random.set_global_generator(before)
 
 
 def test_first_data_are_what_fit_was_given(monkeypatch):
-    found = []
+    found, specs = [], []
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 
     def noted(iterator=None, data_batch=None):
         found.append(internals.first_data(iterator))
+        specs.append(internals.element_spec(iterator))
 
     monkeypatch.setattr(model, "_maybe_symbolic_build", noted)
     x, y = np.ones((6, 2)), np.ones((6, 1))
@@ -1638,19 +1495,7 @@ def test_first_data_are_what_fit_was_given(monkeypatch):
     np.testing.assert_array_equal(arrays[0], x)
     np.testing.assert_array_equal(batch[0], x[:2])
     assert nothing is None
-
-
-def test_settings_of_an_optimizer_are_numbers_truths_and_words():
-    model = keras.Sequential([kl.Dense(2)])
-    assert internals.optimizer_settings(model) == {}
-    inner = keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), momentum=0.5
-    )
-    model.compile(keras.optimizers.LossScaleOptimizer(inner, 4.0), "mse")
-    found = internals.optimizer_settings(model)
-    assert found["LossScaleOptimizer.initial_scale"] == 4.0
-    assert found["SGD.momentum"] == 0.5
-    assert not any(name.endswith((".name", "_rate")) for name in found)
+    assert specs[2][0] == tf.TensorSpec([6, 2], x.dtype)
 
 
 def test_tracking_is_noted_in_attributes_of_this_name():
@@ -1683,33 +1528,6 @@ def test_model_is_drawn_as_another_one(monkeypatch):
         assert module.model_to_dot(3) == 3
 
 
-def test_tapes_tell_what_they_differentiate():
-    """Also where the gradient needs nothing of the operation."""
-
-    @tf.custom_gradient
-    def own(x):
-        return tf.identity(x), lambda d: 2 * d
-
-    names, ends = [], []
-
-    def f(x, b):
-        with internals.naming_on_tapes(), tf.GradientTape() as tape:
-            tape.watch([x, b])
-            y = tf.nn.bias_add(x, b)
-            z = own(y)
-        graph = internals.current_graph()
-        with internals.noting_gradients(graph) as notes:
-            dx, db = tape.gradient(z, [x, b])
-        names.extend([note.name for note in notes])
-        ends.extend([z.op.name, y.op.name])
-        return dx, db
-
-    dx, db = tf.function(f)(tf.ones((3, 2)), tf.ones(2))
-    assert names == ends
-    np.testing.assert_array_equal(dx, 2 * np.ones((3, 2)))
-    np.testing.assert_array_equal(db, [6, 6])
-
-
 def test_what_tapes_add_to_a_graph_is_noted_by_operations():
     """Also where a gradient needs nothing of its operation, as of a bias."""
 
@@ -1717,17 +1535,23 @@ def test_what_tapes_add_to_a_graph_is_noted_by_operations():
     def own(x):
         return tf.sin(x), lambda dy: dy * tf.cos(x)
 
-    made = {}
+    made, found, added = {}, [], []
 
     @tf.function(autograph=False)
     def step(x):
         graph = internals.current_graph()
-        with tf.GradientTape() as tape, internals.naming_on_tapes():
+        with (
+            tf.GradientTape(persistent=True) as tape,
+            internals.naming_on_tapes(),
+        ):
             tape.watch(x)
             made["BiasAdd"] = tf.nn.bias_add(x, tf.ones(2))
             made["Neg"] = -made["BiasAdd"]
             made["own"] = own(made["Neg"])
             y = made["Tanh"] = tf.tanh(made["own"])
+        with internals.noting_gradients(tf.Graph()) as notes:
+            tape.gradient(y, x)
+        assert notes == []  # of another graph
         with internals.noting_gradients(graph) as notes:
             d = tape.gradient(y, x)
         found.extend(notes)
@@ -1737,34 +1561,17 @@ def test_what_tapes_add_to_a_graph_is_noted_by_operations():
         )
         return d
 
-    found, added = [], []
-    gradient = step(tf.ones((1, 2)))
+    x = tf.ones((1, 2))
+    gradient = step(x)
     names = [made[key].op.name for key in ("Tanh", "own", "Neg", "BiasAdd")]
     assert isinstance(found[0], internals.GradientNote)
     assert [note.name for note in found if note.name in names] == names
     kinds = [own for note, own in zip(found, added) if note.name in names]
     assert kinds == [["TanhGrad"], ["Cos", "Mul"], ["Neg"], ["BiasAddGrad"]]
-    x = tf.ones((1, 2))
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = tf.tanh(tf.sin(-(x + 1)))
     np.testing.assert_allclose(gradient, tape.gradient(y, x), 1e-6)
-
-
-def test_gradients_are_noted_of_the_graph_that_is_looked_at():
-    @tf.function(autograph=False)
-    def step(x):
-        with tf.Graph().as_default() as other:
-            pass
-        with tf.GradientTape() as tape, internals.naming_on_tapes():
-            tape.watch(x)
-            y = tf.tanh(x)
-        with internals.noting_gradients(other) as notes:
-            d = tape.gradient(y, x)
-        assert notes == []
-        return d
-
-    step(tf.ones(2))
 
 
 def test_calls_of_layers_are_made_by_a_function():
@@ -1944,13 +1751,6 @@ def test_operations_of_a_graph_are_put_on_devices():
         op = tf.ones(3).op
     internals.put_on(op, "/device:CPU:1")
     assert op.device == "/device:CPU:1"
-
-
-def test_masks_are_hung_on_tensors():
-    tensor = tf.ones([2, 3])
-    assert internals.get_mask(tensor) is None
-    internals.set_mask(tensor, tf.constant([[True, True, False]] * 2))
-    assert internals.get_mask(tensor).shape == (2, 3)
 
 
 # ------------------------------------------------------------------------- XLA

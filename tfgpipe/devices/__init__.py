@@ -15,8 +15,12 @@ from tfgpipe.devices.placement import (
     place_variables,
     tensor_bytes,
 )
-from tfgpipe.devices.strategy import PipelineStrategy, TPUPipelineStrategy
-from tfgpipe.devices.tpu import connect_to_tpu, tpu_device_assignment
+from tfgpipe.devices.strategy import (
+    PipelineStrategy,
+    TPUPipelineStrategy,
+    connect_to_tpu,
+    tpu_device_assignment,
+)
 
 __all__ = [
     "CellDevices",

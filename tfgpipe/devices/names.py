@@ -49,24 +49,20 @@ def resolved(devices: Iterable[Any]) -> tuple[list[str], list[str]]:
                 "`devices` must be devices that TensorFlow lists: "
                 f"{all_devices()}. Received: {name!r}."
             )
-            continue
-        if full in full_names:
+        elif full in full_names:
             problems.append(
                 "`devices` must be different from each other. "
                 f"Received: {name!r} more than once. Cells that share a "
                 "device do not run at the same time: use fewer cells."
             )
-        full_names.append(full)
+        full_names += [full] if full is not None else []
     return full_names, problems
 
 
 def accelerators() -> list[str]:
     """Returns the names of devices for cells: TPUs, or GPUs, or else CPUs."""
-    for kind in ("TPU", "GPU", "CPU"):
-        devices = tf.config.list_logical_devices(kind)
-        if devices:
-            return [device.name for device in devices]
-    return []
+    listed = map(tf.config.list_logical_devices, ("TPU", "GPU", "CPU"))
+    return [device.name for device in next(filter(None, listed), [])]
 
 
 def why_no_more() -> str:
@@ -86,25 +82,24 @@ def why_no_more() -> str:
         return text
     listed = len(tf.config.list_physical_devices("GPU"))
     limit = os.environ.get("CUDA_VISIBLE_DEVICES")
+    install = "`pip install 'tensorflow[and-cuda]'` installs"
     if listed > seen["GPU"]:
-        return (
-            f"{text} There are {listed} GPUs, of which "
+        text += (
+            f" There are {listed} GPUs, of which "
             "`tf.config.set_visible_devices` hides some."
         )
-    if not tf.test.is_built_with_gpu_support():
-        return (
-            f"{text} This build of TensorFlow knows no GPUs: `pip install "
-            "'tensorflow[and-cuda]'` installs one that does."
+    elif not tf.test.is_built_with_gpu_support():
+        text += (
+            f" This build of TensorFlow knows no GPUs: {install} one that does."
         )
-    if limit is not None:
-        return f"{text} CUDA_VISIBLE_DEVICES={limit!r} may hide others from it."
-    if seen["GPU"]:
-        return text
-    return (
-        f"{text} If there are GPUs, it has not found their driver, which "
-        "`nvidia-smi` shows, or CUDA, which `pip install "
-        "'tensorflow[and-cuda]'` installs."
-    )
+    elif limit is not None:
+        text += f" CUDA_VISIBLE_DEVICES={limit!r} may hide others from it."
+    elif not seen["GPU"]:
+        text += (
+            " If there are GPUs, it has not found their driver, which "
+            f"`nvidia-smi` shows, or CUDA, which {install}."
+        )
+    return text
 
 
 def all_devices() -> list[str]:

@@ -1,4 +1,4 @@
-"""Replicas: several equal pipelines that train one model.
+"""Replicas: several equal pipelines that train one model. And Cloud TPUs.
 
     grid[r][k]   the device of cell k in replica r
 
@@ -17,37 +17,44 @@ column's gradients. That moves what an all-reduce does, and no replica can drift
 from the others. Clipping, loss scaling, accumulation and averages see finished
 gradients, once.
 
-Why not `tf.distribute.MirroredStrategy`: it runs a step in one thread a
-replica, each with other variables, seeds and statistics, traces each of them,
-and leaves the sum over replicas to Keras, which takes means of means, clips
-before it adds, and draws the same masks everywhere. Copies of variables would
-not be sent for `evaluate` and `predict`, and would take the memory of R times
-the slots. `from_strategy` takes its devices.
-
 For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
 `run` calls a function once, with all rows: code that was written for a strategy
-divides by no number twice, and Keras feeds whole mini-batches.
+divides by no number twice, and Keras feeds whole mini-batches. In
+`MirroredStrategy` and `TPUStrategy` each replica has random numbers, statistics
+and means of its own, and copies of the variables.
 
 Devices may be on other hosts that TensorFlow is connected to: the graph
 is the same. Limits: one process traces it, and feeds the data. Variables that
 are not trained are on the first replica's devices.
 
+A TPU is a mesh of chips, of one or two cores each, which are devices as several
+GPUs are. Neighbours in a pipeline should be neighbours in the mesh. So each
+host's cores are put in the order of a path from chip to chip, along the rows of
+the mesh and back again, and the replicas are cut from it, K cores each, host
+after host: consecutive cells are on one chip or on chips side by side, and
+cells change hosts only where a replica does not fit into what is left of one.
+This has not been run on a TPU.
+
 References: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 1,
 on data parallelism beside pipelines;
 [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054) on optimizer state
-that has one owner among replicas.
+that has one owner among replicas;
+[Use TPUs](https://www.tensorflow.org/guide/tpu).
 """
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.checks import checked_counts
-from tfgpipe.devices.names import accelerators, resolved
+from tfgpipe.devices.names import SPLIT_CPU, accelerators, resolved
 
 
 class PipelineStrategy(internals.SingleReplicaStrategy):
@@ -158,34 +165,30 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
 
     def _names(self, devices: Sequence[Any] | None) -> list[str]:
         """Returns the full names of R K devices."""
-        problems: list[str] = []
         wanted = self.num_replicas * self.num_partitions
         if devices is None:
             names = accelerators()
             if len(names) < wanted:
-                problems.append(
+                raise ValueError(
                     "`num_replicas` times `num_partitions` must be at most the "
                     f"number of devices. Received: {self.num_replicas} times "
                     f"{self.num_partitions} and the devices {names}. Ask for "
-                    "fewer; to try replicas without accelerators, split the "
-                    "CPU with `tf.config.set_logical_device_configuration` "
-                    "first."
+                    f"fewer; {SPLIT_CPU}."
                 )
-        elif isinstance(devices, str) or not isinstance(devices, Iterable):
-            problems.append(
+            return names
+        if isinstance(devices, str) or not isinstance(devices, Iterable):
+            raise ValueError(
                 "`devices` must be a list of names. "
                 f"Received: devices={devices!r}."
             )
-        else:
-            devices = list(devices)
-            names, problems = resolved(devices)
-            if len(devices) != wanted:
-                problems.append(
-                    "`devices` must name `num_replicas` times "
-                    f"`num_partitions` devices, {wanted}. Received: "
-                    f"{len(devices)}, devices={devices}. Name the devices of "
-                    "the first replica, then those of the second, and so on."
-                )
+        names, problems = resolved(devices := list(devices))
+        if len(devices) != wanted:
+            problems.append(
+                "`devices` must name `num_replicas` times "
+                f"`num_partitions` devices, {wanted}. Received: "
+                f"{len(devices)}, devices={devices}. Name the devices of "
+                "the first replica, then those of the second, and so on."
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return names
@@ -324,4 +327,146 @@ def instead_of(strategy: tf.distribute.Strategy) -> str:
     return (
         "For replicas of a pipeline, make the model in the `scope()` of a "
         "`tfgpipe.PipelineStrategy(num_replicas, num_partitions)`."
+    )
+
+
+# ------------------------------------------------------------------------ TPUs
+_RETRY = 1.0  # seconds
+
+
+def connect_to_tpu(tpu: str = "local", timeout: float = 60.0) -> Any:
+    """Connects to a TPU and starts it. To be called once, before all else.
+
+    Args:
+        tpu: "local" on a TPU VM; else the name of a TPU that Google Cloud
+            knows, or the address of its first host, grpc://host:port.
+        timeout: Seconds to wait for the TPU's hosts.
+
+    Returns:
+        The `tf.tpu.experimental.Topology`.
+
+    Raises:
+        ValueError: If there is no such TPU, or it cannot be reached or used.
+
+    Example:
+
+    >>> topology = connect_to_tpu("local")  # doctest: +SKIP
+    >>> assignment = tpu_device_assignment(
+    ...     topology, num_replicas=1, num_partitions=8
+    ... )  # doctest: +SKIP
+    """
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+        if tpu != "local":  # TensorFlow would wait for ever
+            _await_hosts(resolver.cluster_spec(), timeout)
+        tf.config.experimental_connect_to_cluster(
+            resolver,
+            make_master_device_default=False,  # data are read on this host
+        )
+        return tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        tf.errors.OpError,
+    ) as error:
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(
+            '`tpu` must be "local" on a TPU VM, or else the name or the '
+            "address, grpc://host:port, of a TPU that this host reaches. "
+            f"Received: tpu={tpu!r}, and this error: {first_line}\nCheck that "
+            "the TPU is there and that TensorFlow was installed with support "
+            "for it (`pip show tensorflow-tpu`)."
+        ) from error
+
+
+def _await_hosts(cluster: tf.train.ClusterSpec, timeout: float) -> None:
+    """Waits until something listens at all addresses.
+
+    Raises:
+        ConnectionError: If something does not in time.
+    """
+    until = time.monotonic() + timeout
+    for job in cluster.jobs:
+        for address in cluster.job_tasks(job):
+            host, _, port = address.rpartition(":")
+            while True:
+                try:
+                    left = max(_RETRY, until - time.monotonic())
+                    socket.create_connection((host, int(port)), left).close()
+                    break
+                except OSError as error:
+                    if time.monotonic() + _RETRY > until:
+                        raise ConnectionError(
+                            f"No answer from {address} in {timeout:g} "
+                            f"seconds: {error}."
+                        ) from error
+                    time.sleep(_RETRY)
+
+
+def tpu_device_assignment(
+    topology: Any, num_replicas: int, num_partitions: int
+) -> Any:
+    """Lays R pipelines of K cores into a TPU.
+
+    Args:
+        topology: What `connect_to_tpu` returned.
+        num_replicas: R, at least 1.
+        num_partitions: K, at least 1.
+
+    Returns:
+        A `tf.tpu.experimental.DeviceAssignment` of R replicas with K logical
+        cores each.
+
+    Raises:
+        ValueError: If it is no topology, a number is out of range, or there
+            are not so many cores.
+
+    Example:
+
+    >>> topology = tf.tpu.experimental.Topology(
+    ...     mesh_shape=[1, 1, 1, 2],
+    ...     device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]],
+    ... )
+    >>> assignment = tpu_device_assignment(topology, 1, 2)
+    >>> assignment.tpu_device(replica=0, logical_core=1)
+    '/task:0/device:TPU:1'
+    """
+    if not isinstance(topology, tf.tpu.experimental.Topology):
+        raise ValueError(
+            "`topology` must be a `tf.tpu.experimental.Topology`. Received: "
+            f"topology={topology!r}. Pass what `connect_to_tpu` returned."
+        )
+    num_replicas, num_partitions = checked_counts(
+        num_replicas=num_replicas, num_partitions=num_partitions
+    )
+    path = _path(topology)
+    wanted = num_replicas * num_partitions
+    if wanted > len(path):
+        raise ValueError(
+            "`num_replicas` times `num_partitions` must be at most the number "
+            f"of cores of the TPU, {len(path)}. Received: {num_replicas} times "
+            f"{num_partitions}. Ask for fewer, or for a larger TPU."
+        )
+    return tf.tpu.experimental.DeviceAssignment(
+        topology, path[:wanted].reshape(num_replicas, num_partitions, -1)
+    )
+
+
+def _path(topology: Any) -> np.ndarray:
+    """Returns all cores along a path through each host's chips, (cores, 4)."""
+    _, num_rows, _, _ = topology.mesh_shape
+
+    def place(coordinates: np.ndarray) -> tuple[int, ...]:
+        x, y, z, core = (int(c) for c in coordinates)
+        row = z * num_rows + (num_rows - 1 - y if z % 2 else y)
+        return row, -x if row % 2 else x, core
+
+    return np.array(
+        [
+            c
+            for host in topology.device_coordinates
+            for c in sorted(host, key=place)
+        ]
     )

@@ -424,17 +424,6 @@ def reading_storage(of: Callable[[tf.Variable], tf.Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def making_variables() -> Iterator[None]:
-    """Inside, variables are made, also where a function is traced again.
-
-    `tf.init_scope` leaves it to the function, which allows none after its
-    first trace.
-    """
-    with tf.init_scope(), tf.Graph().as_default(), _context.eager_mode():
-        yield
-
-
-@contextlib.contextmanager
 def restoring(handles: Sequence[tf.Tensor]) -> Iterator[None]:
     """Afterwards, variables have the values that they had before.
 

@@ -35,7 +35,6 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.internals import Nest
-from tfgpipe.inputs import MicroBatches
 from tfgpipe.schedules import Program, Remat, Schedule, lower
 from tfgpipe.state import weighted_mean
 

@@ -1,5 +1,7 @@
 """The strategy: its arguments, its scope, and Keras under it."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -283,54 +285,25 @@ def test_cells_tell_the_devices_of_all_replicas(capsys):
 def test_fit_inside_and_outside_of_the_scope(inside):
     """Also with an optimizer and metrics that were made elsewhere."""
     strategy = tfgpipe.PipelineStrategy(2, 2)
-    keras.utils.set_random_seed(5)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
-    with strategy.scope():
-        own = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
-        model = tfgpipe.GPipe(layers(), num_micro_batches=2)
+    scopes = strategy.scope, contextlib.nullcontext
     x, y = data()
-    if inside:
-        with strategy.scope():
+
+    def trained(model, scope, elsewhere):
+        with elsewhere():
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
+        swap = [] if inside else [keras.callbacks.SwapEMAWeights(True)]
+        with scope():
             model.compile(optimizer, "mse", metrics=["mae"])
-            found = fit(model, x, y, validation_data=(x, y))
-            outputs = model.predict(x, verbose=0)
-    else:
-        model.compile(own, "mse", metrics=["mae"])
-        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-        found = fit(model, x, y, validation_data=(x, y), callbacks=[swap])
-        outputs = model.predict(x, verbose=0)
+            logs = fit(model, x, y, validation_data=(x, y), callbacks=swap)
+            return logs, weights(model), model.predict(x, verbose=0)
+
     keras.utils.set_random_seed(5)
-    plain = keras.Sequential(layers())
-    plain.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True),
-        "mse",
-        metrics=["mae"],
-    )
-    callbacks = [] if inside else [keras.callbacks.SwapEMAWeights(True)]
-    expected = fit(plain, x, y, validation_data=(x, y), callbacks=callbacks)
-    assert_close(found, expected)
-    assert_close(weights(model), weights(plain))
-    assert_close(outputs, plain.predict(x, verbose=0))
-
-
-@pytest.mark.usefixtures("float64")
-def test_single_batches_are_split_and_not_repeated():
-    x, y = data(6)
-
-    def run(make):
-        keras.utils.set_random_seed(5)
-        model = make(layers())
-        model.compile(keras.optimizers.SGD(0.01, 0.9), "mse", metrics=["mae"])
-        return (
-            [model.train_on_batch(x, y, return_dict=True) for _ in range(2)],
-            model.test_on_batch(x, y, return_dict=True),
-            model.predict_on_batch(x),
-            weights(model),
-        )
-
-    found = run(lambda layers: replicas(layers, 2, 2))
-    assert found[2].shape == (6, 2)
-    assert_close(found, run(keras.Sequential))
+    with strategy.scope():
+        model = tfgpipe.GPipe(layers(), num_micro_batches=2)
+    found = trained(model, *scopes[:: 1 if inside else -1])
+    keras.utils.set_random_seed(5)
+    plain = trained(keras.Sequential(layers()), *[contextlib.nullcontext] * 2)
+    assert_close(found, plain)
 
 
 def test_overflow_in_the_last_replica_skips_the_step():

@@ -67,33 +67,22 @@ def difference(make, layers=normalized, optimizer="adam", data=vectors, **how):
     return largest_difference(found, expected)
 
 
-# --------------------------------------------------- one micro-batch a replica
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("r", "k", "optimizer", "remat"),
-    [(3, 2, "adam", "always")],
-)
-def test_one_micro_batch_a_replica_is_plain_keras(r, k, optimizer, remat):
-    """Uneven replicas; at last, one row, and replicas without any."""
-    worst = difference(
-        lambda layers: point(layers, r, k, 1, remat=remat), optimizer=optimizer
-    )
-    assert worst < 1e-10
-
-
 POINTS = list(itertools.product((2, 3), (1, 2), SCHEDULES, REMAT))[::3]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("r", "k", "schedule", "remat"), POINTS)
-def test_one_micro_batch_a_replica_is_plain_keras_everywhere(
-    r, k, schedule, remat
-):
-    optimizer = ("momentum", "adam")[(r + k) % 2]
+@pytest.mark.parametrize(
+    ("r", "k", "schedule", "remat"),
+    [
+        (3, 2, "gpipe", "always"),
+        *(pytest.param(*p, marks=pytest.mark.slow) for p in POINTS),
+    ],
+)
+def test_one_micro_batch_a_replica_is_plain_keras(r, k, schedule, remat):
+    """Uneven replicas; at last, one row, and replicas without any."""
     worst = difference(
         lambda layers: point(layers, r, k, 1, schedule, remat),
-        optimizer=optimizer,
+        optimizer=("momentum", "adam")[(r + k) % 2],
     )
     assert worst < 1e-10
 
@@ -243,35 +232,25 @@ def check_micro_batches(r, k, m, schedule, remat, optimizer, sizes):
     assert worst < 1e-10
 
 
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("r", "k", "m", "schedule", "remat", "optimizer", "sizes"),
-    [
-        (2, 2, 2, "zero_bubble", "except_last", "momentum", (7, 3, 1)),
-        (2, 1, 2, "gpipe", "always", "momentum", (3,)),  # 2 and 1 of them
-        pytest.param(
-            *(3, 2, 2, "1f1b", "always", "adam", (4, 11, 2)),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_partners_are_normalised_as_one(
-    r, k, m, schedule, remat, optimizer, sizes
-):
-    check_micro_batches(r, k, m, schedule, remat, optimizer, sizes)
-
-
 MICRO_BATCHES = list(
     itertools.product((2, 3), (1, 2), (2, 3), SCHEDULES, REMAT)
 )[::7]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("r", "k", "m", "schedule", "remat"), MICRO_BATCHES)
-def test_partners_are_normalised_as_one_everywhere(r, k, m, schedule, remat):
+@pytest.mark.parametrize(
+    ("r", "k", "m", "schedule", "remat", "sizes"),
+    [
+        (2, 2, 2, "zero_bubble", "except_last", (7, 3, 1)),
+        (2, 1, 2, "gpipe", "always", (3,)),  # 2 and 1 of them
+        *(
+            pytest.param(*p, (9, 3, 1, 14), marks=pytest.mark.slow)
+            for p in MICRO_BATCHES
+        ),
+    ],
+)
+def test_partners_are_normalised_as_one(r, k, m, schedule, remat, sizes):
     optimizer = ("momentum", "adam")[(r + k + m) % 2]
-    sizes = (9, 3, 1, 14)
     check_micro_batches(r, k, m, schedule, remat, optimizer, sizes)
 
 
@@ -354,12 +333,8 @@ def test_moments_far_from_zero_are_exact(axis, with_mask):
     np.testing.assert_allclose(found[1], counted.var(axes), 1e-3)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["mixed_bfloat16"],
-)
-def test_moments_of_mixed_precision_are_float32(policy):
-    keras.config.set_dtype_policy(policy)
+def test_moments_of_mixed_precision_are_float32():
+    keras.config.set_dtype_policy("mixed_bfloat16")
     model = replicas(normalized(), 2, 1, 1)
     model.compile("sgd", "mse")
     graph = step_graph(model, *(v.astype("float32") for v in vectors(8)))
@@ -385,18 +360,6 @@ class InLoop(kl.Layer):
 
     def call(self, x, training=False):
         return tf.function(self.norm, autograph=False)(x, training=training)
-
-
-def test_training_eagerly_has_the_bits_of_the_graph():
-    found = []
-    for eagerly in (False, True):
-        keras.utils.set_random_seed(1)
-        model = replicas(normalized(), 2, 1)
-        model.compile("sgd", "mse", run_eagerly=eagerly)
-        model.train_on_batch(*vectors(8))
-        found.append(model.get_weights())
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_normalisation_that_cannot_be_left_is_refused():
