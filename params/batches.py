@@ -27,9 +27,6 @@ def batch_rows(
             is left.
         seed: Determines the order.
         step: The step, from 0; an int64 tensor.
-
-    Returns:
-        (batch,), int32; of a static shape if all are `batch_size`.
     """
     per_epoch = steps_per_epoch(num_examples, batch_size)
     order = tf.random.experimental.stateless_shuffle(
@@ -63,9 +60,6 @@ def batches(
         seed: Determines the order.
         first_step: The first step, from 0.
         num_steps: Steps in the whole run.
-
-    Returns:
-        Pairs (batch of `x`, batch of `y`).
     """
     num_examples = len(x)
     x, y = tf.constant(x), tf.constant(y)

@@ -54,9 +54,6 @@ def load(name: str) -> ImageDataset:
             source, or `"fashion_mnist_full"`, the 60,000 + 10,000 of Debian's
             package `dataset-fashion-mnist`.
 
-    Returns:
-        The whole data set.
-
     Raises:
         ValueError: If there is no such data set, or a file is not what it
             should be.
@@ -112,9 +109,6 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
     Args:
         path: The file.
-
-    Returns:
-        Array of uint8 of the shape in the file's header.
 
     Raises:
         ValueError: If it is not gzipped, not IDX, not of bytes, or not whole.

@@ -78,17 +78,7 @@ def _register_paper(
     remat: str = "except_last",
     size: int = 224,
 ) -> None:
-    """Registers a model of the paper, and its small twin.
-
-    Args:
-        model: At full size.
-        small: L and F of the twin.
-        num_partitions: K of both.
-        where: In the paper, and what stands there.
-        num_micro_batches: M; of the twin, at most 4.
-        remat: Of both.
-        size: Height and width of an image, pixels.
-    """
+    """Registers a model of the paper, and its small twin."""
     label = f"({model.num_layers}, {model.num_filters})"
     name = f"image.amoebanet_d_{model.num_layers}_{model.num_filters}"
     full = Experiment(

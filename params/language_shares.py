@@ -17,9 +17,6 @@ def language_shares(sizes: np.ndarray, temperature: float) -> np.ndarray:
         temperature: T. At 1, languages have the shares of their data; the
             higher it is, the more equal they are. At least 1.
 
-    Returns:
-        (languages,), with the sum 1.
-
     Raises:
         ValueError: If a language is empty or the temperature is below 1.
 

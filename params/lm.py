@@ -95,16 +95,7 @@ def _register_paper(
     num_micro_batches: int = 32,
     remat: str = "except_last",
 ) -> None:
-    """Registers a Transformer-L of the paper, and its small twin.
-
-    Args:
-        num_layers: L.
-        small_layers: L of the twin.
-        num_partitions: K; of the twin, at most 8.
-        where: In the paper, and what stands there.
-        num_micro_batches: M; of the twin, at most 4.
-        remat: Of both.
-    """
+    """Registers a Transformer-L of the paper, and its small twin."""
     name = f"lm.transformer_{num_layers}"
     full = Experiment(
         name=name,

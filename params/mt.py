@@ -67,17 +67,7 @@ def _register_real(
     dropout: float,
     expected_result: str,
 ) -> None:
-    """Registers a model on real strings, for two cells.
-
-    Args:
-        name: Of the experiment.
-        description: About it.
-        shape: Layers of each stack, feed-forward dimension and heads.
-        data: What it is trained on.
-        epochs: How long.
-        dropout: See `models.translation.translation`.
-        expected_result: What should come out.
-    """
+    """Registers a model on real strings, for two cells."""
     num_layers, hidden_dim, num_heads = shape
     register(
         Experiment(
@@ -152,17 +142,7 @@ def _register_paper(
     num_micro_batches: int = 32,
     suffix: str = "",
 ) -> None:
-    """Registers a T(L, H, A) of the paper, and its small twin.
-
-    Args:
-        sizes: L, H and A.
-        small_sizes: Those of the twin, whose heads are of 16.
-        num_partitions: K; of the twin, at most 4.
-        where: In the paper, and what stands there.
-        batch_size: Positions in a mini-batch; of the twin, a 64th.
-        num_micro_batches: M; of the twin, an eighth.
-        suffix: What the names end with.
-    """
+    """Registers a T(L, H, A) of the paper, and its small twin."""
     label = f"T({', '.join(map(str, sizes))})"
     name = f"mt.t_{'_'.join(map(str, sizes))}{suffix}"
     num_layers, hidden_dim, num_heads = sizes

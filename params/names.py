@@ -15,9 +15,6 @@ def unknown(
         known: The names that do.
         rest: Says where all names are; by default they are listed.
 
-    Returns:
-        Text for an error.
-
     Example:
 
     >>> unknown("color", "grren", ["green", "red"])

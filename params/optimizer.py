@@ -104,9 +104,6 @@ class Optimizer:
 
         Args:
             num_steps: Optimizer updates in the whole run. Positive.
-
-        Returns:
-            A new optimizer.
         """
         options: dict[str, Any] = {
             field: getattr(self, field)

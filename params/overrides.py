@@ -18,9 +18,6 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
             must be of the field's type; tuples are written "1,2" and an
             optional value may be "none".
 
-    Returns:
-        A changed copy; `params` itself when there are no assignments.
-
     Raises:
         ValueError: If a field does not exist, with the nearest name, or a
             value is not of its type, or the dataclass refuses it.

@@ -121,9 +121,6 @@ class PairTexts:
         Args:
             texts: Strings in the source language.
             language: The language besides English.
-
-        Returns:
-            (texts, max_length), int32; longer ones are cut.
         """
         ids = self._source_ids(texts, [language] * len(texts))
         return ids.padded(np.arange(len(texts)), self.max_length)

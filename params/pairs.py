@@ -216,10 +216,6 @@ def arrays(
     Args:
         ids: Source and target ids of all examples.
         batch: Which examples.
-
-    Returns:
-        Four arrays, (rows, source width) and three (rows, target width); the
-        weights are float32, the others int32.
     """
     source, target = (
         part.padded(batch.rows, width)

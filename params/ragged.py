@@ -49,9 +49,6 @@ class Ragged(NamedTuple):
         Args:
             rows: Indices of the rows to take.
             width: Columns of the result.
-
-        Returns:
-            (rows, width), int32.
         """
         columns = np.arange(width)
         inside = columns < self.lengths[rows, np.newaxis]

@@ -20,9 +20,6 @@ class Source(Protocol):
 
         Args:
             batch_size: As for `train`.
-
-        Returns:
-            `input_spec` with every size known.
         """
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -42,9 +39,6 @@ class Source(Protocol):
             seed: Determines the order, and whatever else is drawn.
             first_step: The first step, from 0.
             num_steps: Steps in the whole run.
-
-        Returns:
-            Tuples (x, y) or (x, y, sample weight).
         """
 
     def evaluation(self, batch_size: int) -> tf.data.Dataset:

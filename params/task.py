@@ -24,9 +24,6 @@ class Task(Protocol):
         Args:
             logs: What `keras.Model.evaluate` returned.
             source: The data that it was given.
-
-        Returns:
-            Numbers by name, the most important first.
         """
 
     def summary(self, results: dict[str, float]) -> str:

@@ -55,9 +55,6 @@ def read_novels(path: pathlib.Path = SHIPPED / "austen.txt.xz") -> Novels:
     Args:
         path: The xz-compressed text, in UTF-8. Empty lines part paragraphs.
 
-    Returns:
-        Paragraphs for training and for testing.
-
     Raises:
         ValueError: If the file is damaged, or has not enough chapters.
         FileNotFoundError: If it is missing.
@@ -101,9 +98,6 @@ def read_pairs(
             empty line; then lines of language, TAB, index of the English
             string from 0, TAB, translation.
         languages: Languages to keep; `None` for all.
-
-    Returns:
-        The pairs, in the order of the file.
 
     Raises:
         ValueError: If the file is damaged or has another format, or a language

@@ -126,9 +126,6 @@ def train_tokenizer(
             or ~/.cache/tfgpipe. It is made if need be; where it cannot be
             written to, nothing is kept.
 
-    Returns:
-        The tokenizer.
-
     Raises:
         ValueError: If there is no text, or `vocab_size` is too small for the
             characters in it.

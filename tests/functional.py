@@ -52,15 +52,6 @@ def dicts():
     return keras.Model(inputs, outputs)
 
 
-def named_outputs():
-    """A list of outputs, which losses know by their names."""
-    x = keras.Input((5,))
-    h = kl.Dense(6, "tanh")(x)
-    return keras.Model(
-        x, [kl.Dense(2, name="value")(h), kl.Dense(3, name="label")(h)]
-    )
-
-
 def translator():
     """Two recurrent networks; masks, states, and keyword tensors."""
     source = keras.Input((6,), dtype="int32", name="source")
@@ -103,15 +94,6 @@ def normalized():
     h = kl.Dropout(0.5, seed=1)(h, training=False)
     h = kl.Add()([h, kl.Dropout(0.3, seed=2)(h)])
     return keras.Model(x, kl.Dense(2)(h))
-
-
-def masked():
-    """Masks that go into a model inside, through a cast."""
-    tokens = keras.Input((6,), dtype="int32")
-    y = keras.Input((6, 4), dtype="float32")
-    inner = keras.Model(y, kl.GRU(3)(y))
-    h = kl.Embedding(9, 4, mask_zero=True)(tokens)
-    return keras.Model(tokens, kl.Dense(2)(inner(h)))
 
 
 def unmasked():
@@ -195,13 +177,6 @@ def normed_beside():
     dense = kl.Dense(4)
     dense.build((None, 4))
     return _beside(kl.SpectralNormalization(dense), dense)
-
-
-def scaled_beside():
-    """An operation takes a variable that a layer elsewhere assigns."""
-    scale = Scale()
-    scale.build((None, 4))
-    return _beside(lambda x: x * scale.scale, scale)
 
 
 def closure_beside():

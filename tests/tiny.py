@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
@@ -92,6 +93,15 @@ def fit(model, *args, **kwargs):
     if args and isinstance(args[0], np.ndarray):
         defaults["batch_size"] = BATCH
     return model.fit(*args, **{**defaults, **kwargs}).history
+
+
+def exported(folder, *models):
+    """What is served of each model."""
+    for i, model in enumerate(models):
+        model.export(str(folder / f"{i}"), verbose=False)
+    return [
+        tf.saved_model.load(str(folder / f"{i}")) for i in range(len(models))
+    ]
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from tiny import assert_close, weights
+from tiny import assert_close, exported, weights
 
 import tfgpipe
 
@@ -58,10 +58,7 @@ def test_language_model_of_a_preset_learns_and_writes(tmp_path):
     # Export it: what is served takes tokens.
     tokens, _, _ = plain.preprocessor(TEXTS)
     tokens = {name: tf.cast(ids, "int32") for name, ids in tokens.items()}
-    served = []
-    for name, model in {"plain": plain, "pipeline": pipeline}.items():
-        model.export(str(tmp_path / name), verbose=False)
-        served.append(tf.saved_model.load(str(tmp_path / name)))
+    served = exported(tmp_path, plain, pipeline)
     assert_close(served[1].serve(tokens), served[0].serve(tokens))
 
     # Leave: a preset of KerasHub, and a file of plain Keras.
@@ -94,10 +91,7 @@ def test_adapters_of_a_preset_learn_alone(tmp_path):
     # Export what was learnt, and keep it.
     tokens, _, _ = plain.preprocessor(TEXTS)
     tokens = {name: tf.cast(ids, "int32") for name, ids in tokens.items()}
-    served = []
-    for name, model in {"plain": plain, "pipeline": pipeline}.items():
-        model.export(str(tmp_path / name), verbose=False)
-        served.append(tf.saved_model.load(str(tmp_path / name)))
+    served = exported(tmp_path, plain, pipeline)
     assert_close(served[1].serve(tokens), served[0].serve(tokens), 1e-4)
     texts = plain.generate(PROMPTS)
     assert pipeline.generate(PROMPTS) == texts

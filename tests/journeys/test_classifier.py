@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny import assert_close, assert_same, weights
+from tiny import assert_close, assert_same, exported, weights
 
 import tfgpipe
 
@@ -65,10 +65,7 @@ def test_classifier_of_a_preset_becomes_one_of_other_classes(tmp_path):
     # Export it, and serve tokens.
     tokens = plain.preprocessor(TEXTS)
     tokens = {name: tf.cast(ids, "int32") for name, ids in tokens.items()}
-    served = []
-    for name, model in {"plain": plain, "pipeline": loaded}.items():
-        model.export(str(tmp_path / name), verbose=False)
-        served.append(tf.saved_model.load(str(tmp_path / name)))
+    served = exported(tmp_path, plain, loaded)
     assert_close(served[1].serve(tokens), served[0].serve(tokens))
 
     # Leave: a preset of KerasHub, and a file of plain Keras.

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers as kl
-from tiny import assert_close, weights
+from tiny import assert_close, exported, weights
 
 import tfgpipe
 
@@ -115,10 +115,7 @@ def test_diffusion_model_learns_and_draws(tmp_path):
 
     # Serve it.
     inputs = [tf.constant(pictures[:2]), tf.ones((2, 1, 1, 1), "float64")]
-    served = []
-    for name, model in {"plain": plain, "pipeline": loaded}.items():
-        model.export(str(tmp_path / name), verbose=False)
-        served.append(tf.saved_model.load(str(tmp_path / name)))
+    served = exported(tmp_path, plain, loaded)
     expected, found = (model.serve(inputs) for model in served)
     assert_close(found, expected)
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers as kl
-from tiny import assert_close, weights
+from tiny import assert_close, exported, weights
 
 import tfgpipe
 
@@ -133,10 +133,7 @@ def test_student_learns_from_a_teacher(tmp_path):
     assert_close(weights(loaded), weights(plain))
 
     # Serve the student, which needs no teacher.
-    served = []
-    for name, model in {"plain": plain, "pipeline": loaded}.items():
-        model.export(str(tmp_path / name), verbose=False)
-        served.append(tf.saved_model.load(str(tmp_path / name)))
+    served = exported(tmp_path, plain, loaded)
     expected, found = (model.serve(tf.constant(x)) for model in served)
     assert_close(found, expected)
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers as kl
-from tiny import assert_close, weights
+from tiny import assert_close, exported, weights
 
 import tfgpipe
 
@@ -100,10 +100,7 @@ def test_recommender_is_trained_and_served(tmp_path):
         "film": tf.constant([8, 9]),
         "genres": tf.constant(x["genres"][:2]),
     }
-    served = []
-    for name, model in {"plain": plain, "pipeline": loaded}.items():
-        model.export(str(tmp_path / name), verbose=False)
-        served.append(tf.saved_model.load(str(tmp_path / name)))
+    served = exported(tmp_path, plain, loaded)
     expected, found = (model.serve(x) for model in served)
     assert_close(found, expected)
     signatures = [model.signatures["serving_default"] for model in served]

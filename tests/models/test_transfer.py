@@ -1,7 +1,6 @@
 """A new classifier on what was trained."""
 
 import numpy as np
-import pytest
 from keras import layers as kl
 from stacks import call
 
@@ -48,26 +47,3 @@ def test_all_but_the_classifier_is_kept():
     x, _ = data(3)
     np.testing.assert_array_equal(call(new[:-1], x), call(old.layers[:-1], x))
     assert call(new, x).shape == (16, 3)
-
-
-def built(units):
-    layer = kl.Dense(units)
-    layer.build((None, units))
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("layers", "classifier", "message"),
-    [
-        ([built(3)], kl.Dense(2), "at least two layers"),
-        (
-            [kl.Dense(3, name="raw"), built(3)],
-            kl.Dense(2),
-            r"without weights yet: \['raw'\]",
-        ),
-        ([built(3), built(3)], built(3), "`classifier` must be a new layer"),
-    ],
-)
-def test_bad_argument_is_an_error_with_the_cure(layers, classifier, message):
-    with pytest.raises(ValueError, match=message):
-        transfer.replace_classifier(layers, classifier)

@@ -81,18 +81,3 @@ def test_test_examples_all_come_once_and_in_order():
         (16, [2]),
         (16, [4]),
     ]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"batch_size": 15},
-            "`batch_size` must be at least.*16.*batch_size=15",
-        ),
-        ({"lengths": np.full(200, 17)}, "wide enough for some example"),
-    ],
-)
-def test_bad_arguments_are_an_error(given, message):
-    with pytest.raises(ValueError, match=message):
-        make(**given)

@@ -61,30 +61,6 @@ def test_damaged_subset_is_an_error(tmp_path):
         datasets.fashion_mnist_12k(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"y_train": np.zeros(4, np.uint8)}, r"y_train \(4,\)"),
-        ({"x_test": np.zeros((3, 4, 4))}, r"x_test \(3, 4, 4\) of float64"),
-        ({"x_train": np.zeros((5, 4), np.uint8)}, r"x_train \(5, 4\)"),
-        ({"x_test": None}, "x_test"),
-    ],
-)
-def test_npz_with_other_arrays_is_an_error(tmp_path, change, message):
-    arrays = {
-        "x_train": np.zeros((5, 4, 4), np.uint8),
-        "y_train": np.zeros(5, np.uint8),
-        "x_test": np.zeros((3, 4, 4), np.uint8),
-        "y_test": np.zeros(3, np.uint8),
-        **change,
-    }
-    arrays = {name: a for name, a in arrays.items() if a is not None}
-    path = tmp_path / "other.npz"
-    np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=message):
-        datasets.fashion_mnist_12k(path)
-
-
 def test_truncated_idx_file_is_an_error(idx_folder):
     path = idx_folder / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-10])

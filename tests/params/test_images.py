@@ -61,23 +61,3 @@ def test_test_images_are_not_varied(noise):
     source = Images("noise", flip=True, cutout=3).source()
     found = np.concatenate([x for x, _ in source.evaluation(6)])
     np.testing.assert_array_equal(found, noise.x_test)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "nois"}, "Did you mean 'noise'"),
-        ({"classes": ()}, "`classes` must be different"),
-        ({"classes": (1, 1)}, "`classes` must be different"),
-        (
-            {"classes": (1, 9)},
-            r"Expected some of \[0, 1, 2, 3\].*missing: \[9\]",
-        ),
-        ({"per_class": 0}, "`per_class` must be positive"),
-        ({"per_class": 16}, "at most the examples that there are, 15"),
-        ({"cutout": -1}, "`cutout` must not be negative"),
-    ],
-)
-def test_bad_arguments_are_an_error(given, message):
-    with pytest.raises(ValueError, match=message):
-        Images(**{"name": "noise", **given}).source()

@@ -134,29 +134,3 @@ def test_language_the_model_does_not_know_is_an_error():
         make().encode(["x"], "aaa")
     with pytest.raises(ValueError, match="Did you mean 'test'"):
         make().examples("tests")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "nmt10"}, "Did you mean 'nmt102'"),
-        ({"languages": ()}, "`languages` must name a language"),
-        ({"widths": ()}, "`widths` must be ascending"),
-        ({"widths": (16, 8)}, "`widths` must be ascending"),
-        ({"widths": (0, 8)}, "`widths` must be positive"),
-        ({"widths": (8, 8)}, "`widths` must be ascending"),
-        ({"target_widths": (8, 8)}, "`target_widths` must be as many"),
-        ({"target_widths": ()}, "`target_widths` must be as many"),
-        ({"target_widths": (8, 16, 8, 64)}, "ascending.*target_widths="),
-        ({"target_widths": (0, 8, 8, 8)}, "must be positive.*target_widths="),
-        (
-            {"widths": (8, 8, 16), "target_widths": (8, 8, 16)},
-            "`widths` must be ascending",
-        ),
-        ({"temperature": 0.1}, "`temperature` must be at least 1"),
-        ({"epoch_size": 0}, "`epoch_size` must be positive"),
-    ],
-)
-def test_bad_arguments_are_an_error(given, message):
-    with pytest.raises(ValueError, match=message):
-        Pairs(**given)

@@ -67,15 +67,3 @@ def test_windows_cover_streams_of_any_length(length, num_tokens):
             assert position >= length // 2 or len(counted) < length
             counted.append(y[position])
     assert counted == stream[1:].tolist()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "austin"}, "Did you mean 'austen'"),
-        ({"length": 1}, "`length` must be at least 2"),
-    ],
-)
-def test_bad_arguments_are_an_error(given, message):
-    with pytest.raises(ValueError, match=message):
-        Text(**given)

@@ -7,7 +7,6 @@ from params.tokenizer import (
     BOS_ID,
     EOS_ID,
     PAD_ID,
-    Tokenizer,
     train_tokenizer,
 )
 
@@ -61,25 +60,3 @@ def test_damaged_kept_vocabulary_is_learnt_again(tmp_path, content):
     path.write_bytes(content)
     again = train_tokenizer(texts.english(), 300, cache_dir=tmp_path)
     assert again.model == first.model == path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"texts": []}, "`texts` must hold some text"),
-        ({"texts": ["", ""]}, "`texts` must hold some text"),
-        ({"vocab_size": 262}, "must be more than 262"),
-        ({"vocab_size": 263}, "large enough for the characters"),
-    ],
-)
-def test_bad_arguments_are_an_error(tmp_path, given, message):
-    given = {"texts": texts.english(), "vocab_size": 300, **given}
-    with pytest.raises(ValueError, match=message):
-        train_tokenizer(**given, symbols=SYMBOLS, cache_dir=tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_missing_package_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[text\]'"):
-        Tokenizer(b"any")

@@ -9,16 +9,13 @@ from functional import (
     closure_beside,
     dicts,
     encoder,
-    masked,
     masked_inside,
-    named_outputs,
     nested,
     normalized,
     normed_beside,
     opened_beside,
     residual,
     reused,
-    scaled_beside,
     siamese,
     translator,
     unet,
@@ -84,22 +81,16 @@ FUNCTIONAL = {
     "unet": (Kind(unet, normal(8, 8, 2), normal(8, 8, 1)), 3),
     "residual": (Kind(residual, normal(5), normal(2)), 3),
     "siamese": (Kind(siamese, pair, normal(1)), 3),
-    "siamese_by_names": (
-        Kind(siamese, by_name(b=normal(4), a=normal(4)), normal(1)),
-        3,
-    ),
     "dicts": (
         Kind(dicts, by_name(z=normal(3), a=normal(2)), outputs, losses),
         3,
     ),
-    "named_outputs": (Kind(named_outputs, normal(5), outputs, losses), 3),
     "translator": (
         Kind(translator, several(ids(6, 9), ids(5, 9)), normal(5, 3)),
         3,
     ),
     "nested": (Kind(nested, ids(4, 9), normal(8)), 3),
     "reused": (Kind(reused, pair, normal(20)), 3),
-    "masked": (Kind(masked, ids(6, 9), normal(2)), 3),
     "masked_inside": (Kind(masked_inside, ids(6, 9), normal(2)), 3),
     "unmasked": (
         Kind(
@@ -136,7 +127,7 @@ FUNCTIONAL = {
     # Branches that share state are called in the order of Keras.
     **{
         make.__name__: (Kind(make, normal(4), normal(5)), 1)
-        for make in (normed_beside, scaled_beside, closure_beside)
+        for make in (normed_beside, closure_beside)
     },
     "opened_beside": (Kind(opened_beside, normal(4), normal(5)), 1),
 }

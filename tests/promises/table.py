@@ -246,6 +246,17 @@ def mapped():
     return [first, Mapped(), second, kl.Flatten(), kl.Dense(2)]
 
 
+class Doubled(kl.Layer):
+    """Its gradient depends on nothing."""
+
+    def call(self, x):
+        return 2 * x
+
+
+def doubled():
+    return [kl.Dense(3), kl.Dense(3), Doubled(), kl.Dense(2)]
+
+
 class Frozen(kl.Dense):
     """Reads its weight where a gradient is its own."""
 
@@ -331,6 +342,7 @@ MODELS: dict[str, Kind] = {
         attending, lambda rng: [tokens(5, 9)(rng), normal(7, 6)(rng)], normal(2)
     ),
     "columns": Kind(columns, tokens(5, 11), tokens(5, 11, False), of_logits),
+    "doubled": Kind(doubled, normal(3), normal(2)),
     "drawing": Kind(drawing, normal(6, 8), normal(2)),
     "drawn_mask": Kind(drawn_mask, normal(5, 2), normal(5, 2)),
     "masked_twice": Kind(
@@ -341,6 +353,11 @@ MODELS: dict[str, Kind] = {
     ),
     "blocks": Kind(
         blocks, tokens(3, 20, False), tokens(3, 20, False), of_logits
+    ),
+    "known_rows": Kind(
+        lambda: [kl.Dense(3), Lookup("constants", "known rows"), kl.Dense(3)],
+        normal(5, 3),
+        normal(5, 3),
     ),
     "lookups": Kind(  # by token, with a slice a row, and by position
         lambda: [kl.Dense(3), Lookup("tokens", "distances"), kl.Dense(3)],

@@ -31,40 +31,10 @@ class AddsLoss(kl.Layer):
         return x
 
 
-# ------------------------------------------------------------- `training`
-
-
 def test_training_does_not_leak_in_a_plain_call():
     layers = [kl.Dense(4), Fixed(kl.Dropout(0.1), False), kl.Dropout(0.5)]
     model = tfgpipe.GPipe([keras.Input((4,)), *layers], 2)
     assert np.any(model(np.ones((8, 4)), training=True) == 0)
-
-
-# --------------------------------------------------- reading what others have
-def reads_earlier(**kwargs):
-    dense = built(4, 3, **kwargs)
-    return [
-        keras.Input((3,)),
-        dense,
-        kl.Dense(4),
-        kl.Lambda(lambda h: h @ keras.ops.transpose(dense.kernel)),
-        kl.Dense(2),
-    ]
-
-
-def reads_later():
-    dense = built(4, 3)
-    return [
-        keras.Input((3,)),
-        kl.Dense(3),
-        kl.Lambda(lambda h: h @ dense.kernel @ keras.ops.ones((4, 3))),
-        dense,
-        kl.Dense(2),
-    ]
-
-
-def reads_frozen():
-    return reads_earlier(trainable=False)
 
 
 @keras.saving.register_keras_serializable("between")
@@ -264,19 +234,6 @@ def draws_in_a_function():
     return [keras.Input((3,)), kl.Dense(3), InFunction(), kl.Dense(2)]
 
 
-def reads_storage():
-    """The `tf.Variable` of a kernel, by operations and for slices of it."""
-    dense = built(4, 4)
-    storage = dense.kernel.value
-
-    def use(x):
-        x = keras.ops.tanh(x @ storage) * (1.0 + storage[0])
-        rows = tf.gather(storage, [1])[0] + tf.gather_nd(storage, [[2]])[0]
-        return x + rows
-
-    return [keras.Input((4,)), dense, kl.Lambda(use), kl.Dense(2)]
-
-
 def differentiates_another():
     """Of another cell: which weights it reads is found out on the way."""
     dense = built(4, 4)
@@ -302,11 +259,6 @@ TABLE = {
     draws_in_a_function: [(3, 1)],
     inside_a_frozen_block: [(4, 3)],
     keeps_in_attributes: [(1, 1), (4, 2)],
-    # Their gradient was lost where the reader was in another cell.
-    reads_earlier: [(4, 3)],
-    reads_frozen: [(4, 3)],
-    reads_later: [(4, 3)],
-    reads_storage: [(2, 2)],
     straight_through_weights: [(3, 1)],
 }
 # Keras's own variables are none to such a gradient then.
@@ -324,7 +276,6 @@ NOT_EAGERLY = (straight_through_weights,)
         # A quick model of the matrix, "between", has most of the others.
         [
             (differentiates_another, False),
-            (reads_storage, False),
             (keeps_in_attributes, True),
         ],
     ),

@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 from beside_keras import assert_close, normal, pipeline, trained
 from keras import layers as kl
-from kinds import Lookup, Plain, user_loss
+from kinds import Plain, user_loss
 from own_layers import Fixed, Outputs
-from quick import quick
 
 import tfgpipe
 
@@ -146,37 +145,23 @@ def test_batch_norm_that_always_trains_has_one_rule(how):
         np.testing.assert_allclose(found, expected, 1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int64"])
-def test_integers_for_a_float_input_are_cast_first(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "has_input"),
+    [("uint8", True), ("int64", True), ("uint8", False), ("bool", False)],
+)
+def test_bytes_for_a_first_layer_of_floats_are_cast_first(dtype, has_input):
     """Pixels squared were pixels squared modulo 256.
 
     `keras.Sequential` casts what it is given to the dtype of its
-    `keras.Input`; the pipeline gave the layers the integers.
+    `keras.Input`. Without one, too; and convolutions refused pixels.
     """
-    x = np.random.default_rng(0).integers(0, 200, (6, 3)).astype(dtype)
-
-    def layers():
-        return [
-            keras.Input((3,)),
-            kl.Lambda(lambda t: t * t / 200),
-            kl.Activation("tanh"),
-        ]
-
-    expected = keras.Sequential(layers()).predict(x, verbose=0)
-    model = tfgpipe.GPipe(layers(), 2, 2)
-    np.testing.assert_allclose(model.predict(x, verbose=0), expected, 1e-12)
-    np.testing.assert_allclose(model(x), expected, 1e-12)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "bool"])
-def test_bytes_for_a_first_layer_of_floats_are_cast_first(dtype):
-    """Without a `keras.Input` too, and convolutions refused pixels."""
     x = np.random.default_rng(0).integers(0, 200, (6, 4, 4, 1)).astype(dtype)
 
     def layers():
         keras.utils.set_random_seed(1)
         return [
-            kl.Lambda(lambda t: t * 2),
+            *([keras.Input((4, 4, 1))] if has_input else []),
+            kl.Lambda(lambda t: t * t / 200 if has_input else t * 2),
             kl.Conv2D(2, 3, activation="tanh"),
             kl.Flatten(),
         ]
@@ -295,36 +280,6 @@ def test_gradient_of_python_code_is_refused():
         pytest.raises(ValueError, match=r"gradient of `tf\.py_function`"),
     ):
         model.train_on_batch(normal(3), normal(3))
-
-
-@pytest.mark.parametrize(
-    ("names", "rows"),
-    quick(
-        [
-            ("constants,tokens", 8),
-            ("constants,known rows", 8),
-            ("sizes", 7),
-            ("rows", 8),
-            ("tokens,distances", 7),
-        ],
-        [("constants,known rows", 8), ("tokens,distances", 7)],
-    ),
-)
-def test_lookups_by_position_and_by_token_are_those_of_keras(names, rows):
-    def make():
-        return [kl.Dense(3), Lookup(*names.split(",")), kl.Dense(3, "tanh")]
-
-    x = np.random.default_rng(1).standard_normal((rows, 5, 3))
-    check(make, x, x, 2, 3 if rows == 7 else 2, loss="mse")
-
-
-@pytest.mark.parametrize("names", ["constants", "tokens"])
-def test_lookups_are_those_of_keras_eagerly(names):
-    def make():
-        return [kl.Dense(3), Lookup(names), kl.Dense(3)]
-
-    x = np.random.default_rng(1).standard_normal((4, 5, 3))
-    check(make, x, x, 2, 2, loss="mse", run_eagerly=True)
 
 
 class Branches(kl.Layer):
@@ -547,38 +502,6 @@ def test_models_that_two_threads_train_are_as_if_one_thread_did():
         np.testing.assert_array_equal(a, b)
     for a, b in zip(trained(bool, in_threads=False), expected, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("remat", ["always", "except_last"])
-def test_half_of_a_backward_pass_that_needs_nothing_recomputed(remat):
-    """Nothing was taken for the first thing that the other half carries."""
-    layers = [keras.Input((3,)), kl.Dense(3), kl.Dense(3), Doubled()]
-    model = tfgpipe.GPipe(
-        [*layers, kl.Dense(2)],
-        3,
-        3,
-        layers_per_cell=[1, 2, 1],
-        schedule="zero_bubble",
-        remat=remat,
-    )
-    reference = keras.Sequential([*layers, model.layers[-1]])
-    model.compile("sgd", "mse")
-    x, y = normal(3), normal(2)
-    before = model.get_weights()
-    model.train_on_batch(x, y)
-    found = model.get_weights()
-    reference.set_weights(before)
-    reference.compile("sgd", "mse")
-    reference.train_on_batch(x, y)
-    for a, b in zip(found, reference.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
-
-
-class Doubled(kl.Layer):
-    """Its gradient depends on nothing."""
-
-    def call(self, x):
-        return 2 * x
 
 
 class Holder(kl.Layer):

@@ -240,7 +240,7 @@ CASES = {
 
 # Others have most of what these have, or take longest.
 SLOW = {
-    *("a condition, compiled", "changed later", "complex state", "moments"),
+    *("a condition, compiled", "changed later", "complex state"),
     *("losses of layers", "other dtypes", "scaled losses", "sizes"),
     "state read at once",
 }

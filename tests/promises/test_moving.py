@@ -80,47 +80,14 @@ class Scheduled(kl.BatchNormalization):
             self.momentum = own
 
 
-class Reads(kl.Layer):
-    """Adds moving statistics, which another layer has moved."""
-
-    def __init__(self, norm, **kwargs):
-        super().__init__(**kwargs)
-        self.norm = norm
-
-    def call(self, x):
-        return x + self.norm.moving_mean * self.norm.moving_variance
-
-
-@pytest.mark.parametrize(
-    ("k", "options"),
-    [
-        (2, {}),
-        pytest.param(1, {}, marks=pytest.mark.slow),
-        pytest.param(3, {"jit_compile": True}, marks=pytest.mark.slow),
-    ],
-)
-def test_statistics_of_one_micro_batch_are_what_layers_assigned(k, options):
-    """A later layer reads them, as it does any other state."""
+def test_statistics_of_one_micro_batch_are_what_layers_assigned():
+    """Others are in `test_cases.py`, with layers that read them."""
 
     def make():
-        renormalizing = kl.BatchNormalization(renorm=True, momentum=0.9)
-        sets = Sets()
-        return [
-            keras.Input((3,)),
-            kl.Dense(3),
-            renormalizing,
-            kl.Dense(3),
-            Unbiased(center=False, scale=False),
-            kl.Dense(3),
-            sets,
-            kl.Dense(3),
-            Scheduled(),
-            Reads(sets),
-            Reads(renormalizing),
-            kl.Dense(2),
-        ]
+        norms = Unbiased(center=False, scale=False), Scheduled()
+        return [keras.Input((3,)), kl.Dense(3), *norms, kl.Dense(2)]
 
-    check(make, normal(3), normal(2), [(k, 1)], **options)
+    check(make, normal(3), normal(2), [(2, 1)])
 
 
 def test_statistics_of_micro_batches_move_by_the_rule_that_was_seen():

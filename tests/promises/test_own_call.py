@@ -4,12 +4,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_call_models import MODELS, Loop, Softmax
+from keras import layers as kl
 from quick import quick
 
 import tfgpipe
+from tools.zoo.own_calls import SAMPLES, TransformerBlock
 
 pytestmark = pytest.mark.usefixtures("float64")
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(12, 8)), RNG.normal(size=(12, 4))
 
 
 @pytest.fixture
@@ -22,27 +25,26 @@ def as_written():
 
 def trained(name, k, m=1, **arguments):
     """Losses, weights, outputs; of plain Keras for K = 0."""
-    make, x, y, loss = MODELS[name]
     keras.utils.set_random_seed(3)
-    own = make()
-    model = own
-    if k:
-        model = tfgpipe.GPipe(own, k, m, **arguments)
+    own, x = SAMPLES[name].make(), SAMPLES[name].inputs()
+    rng = np.random.default_rng(1)
+    y = keras.tree.map_structure(lambda t: rng.normal(size=t.shape), own(x))
+    model = tfgpipe.GPipe(own, k, m, **arguments) if k else own
     how = {} if k else {"jit_compile": False}
-    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-    model.compile(optimizer, loss, **how)
-    history = model.fit(x, y, 6, epochs=2, shuffle=False, verbose=0).history
-    outputs = model.predict(x, 6, verbose=0)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", **how)
+    history = model.fit(x, y, 4, epochs=2, shuffle=False, verbose=0).history
+    outputs = model.predict(x, 4, verbose=0)
     weights = [*map(np.array, own.get_weights())]
     return history["loss"], weights, keras.tree.flatten(outputs)
 
 
 # Without dropout and batch normalisation several micro-batches are Keras's.
-CASES = quick([*MODELS], ["Loop", "Softmax", "TiedWords", "LeftInPython"])
-
-
+CASES = quick(
+    [name for name, sample in SAMPLES.items() if not sample.is_whole],
+    ["causal lm with masks", "encoder dict outputs", "python state"],
+)
 # The gradients of three uses of a weight and more are added in another order.
-USED_OFTEN = {"OverTime"}
+USED_OFTEN = {"time loop"}
 
 
 @pytest.mark.usefixtures("as_written")
@@ -61,39 +63,83 @@ def test_model_with_a_call_of_its_own_has_the_bits_of_keras(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_micro_batches_of_a_model_with_a_call_of_its_own_are_keras_s(name):
-    expected, first = trained(name, 0), trained(name, 1, 3)
+    """And the same bits at another K, where halves of tasks are cut, too."""
+    expected = trained(name, 0)
+    how = {"schedule": "zero_bubble", "remat": "never"}
+    first, other = trained(name, 1, 3, **how), trained(name, 2, 3, **how)
     for found, reference in zip(first, expected):
         for a, b in zip(found, reference, strict=True):
             np.testing.assert_allclose(a, b, 1e-8, 1e-10)
-    for schedule, remat in (("1f1b", "always"), ("zero_bubble", "never")):
-        found = trained(name, 2, 3, schedule=schedule, remat=remat)
-        other = trained(name, 1, 3, schedule=schedule, remat=remat)
-        for a, b in zip(found[1], other[1], strict=True):
-            np.testing.assert_array_equal(a, b)
-        for a, b in zip(found[1], first[1], strict=True):
-            np.testing.assert_allclose(a, b, 1e-9, 1e-11)
+    for a, b in zip(first[1], other[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Loop(keras.Model):
+    """A list of layers, a branch of Python, operations between layers."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.blocks = [kl.Dense(8, "tanh") for _ in range(4)]
+        self.out = kl.Dense(4)
+
+    def call(self, x, training=False):
+        for i, block in enumerate(self.blocks):
+            x = x + block(x) if i % 2 else block(x) * 0.5
+        return self.out(x if training else x * 1.0)
+
+
+def both(make, k, m, loss="mse", y=Y, **compiled):
+    """The model, and logs and weights: of plain Keras, and of a pipeline."""
+    for is_pipeline in (False, True):
+        keras.utils.set_random_seed(3)
+        own = make()
+        model = tfgpipe.GPipe(own, k, m) if is_pipeline else own
+        how = {} if is_pipeline else {"jit_compile": False}
+        model.compile("sgd", loss, **compiled, **how)
+        logs = model.fit(X, y, 6, epochs=2, shuffle=False, verbose=0).history
+        logs |= model.evaluate(X, y, return_dict=True, verbose=0)
+        yield own, logs, model.get_weights()
+
+
+def assert_alike(expected, found):
+    assert [*expected[1]] == [*found[1]]
+    for name, values in expected[1].items():
+        np.testing.assert_allclose(found[1][name], values, 1e-10)
+    for a, b in zip(found[2], expected[2]):
+        np.testing.assert_allclose(a, b, 1e-10)
 
 
 def test_cells_begin_inside_of_layers_too():
-    model = tfgpipe.GPipe(Softmax(), 4, 1)
-    model.compile("sgd", "mse")
-    model.build((None, 6))
-    assert [len(cell.layers) for cell in model.cells()] == [2, 1, 1, 1]
+    blocks = keras.Sequential([TransformerBlock(8, 2, 16)], name="blocks")
+    model = tfgpipe.GPipe(keras.Sequential([blocks]), 4, 1)
+    model.build((None, 6, 8))
+    assert len(model.cells()) == 4
+
+
+class Noisy(Loop):
+    """Draws between layers, by a generator of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = keras.random.SeedGenerator(5)
+
+    def call(self, x, training=False):
+        x = keras.random.dropout(x, 0.5, seed=self.seed)
+        return super().call(x, training)
 
 
 def test_file_of_a_model_with_a_call_of_its_own_goes_on_at_another_k(tmp_path):
-    make, x, y, loss = MODELS["Loop"]
-    model = tfgpipe.GPipe(make(), 2, 2)
-    model.compile("adam", loss)
-    model.fit(x, y, 6, verbose=0)
-    model.save(tmp_path / "own.keras")
-    other = tfgpipe.load_model(
-        tmp_path / "own.keras",
-        num_partitions=3,
-        custom_objects={"Loop": Loop},
-    )
+    path = tmp_path / "own.keras"
+    model = tfgpipe.GPipe(Noisy(), 2, 2)
+    model.compile("adam", "mse")
+    model.fit(X, Y, 6, verbose=0)
+    model.save(path)
+    names = {"Noisy": Noisy}
+    other = tfgpipe.load_model(path, num_partitions=3, custom_objects=names)
     for one in (model, other):
-        one.fit(x, y, 6, shuffle=False, verbose=0)
+        one.fit(X, Y, 6, shuffle=False, verbose=0)
+    found, expected = (m.predict(X, verbose=0) for m in (other, model))
+    np.testing.assert_array_equal(found, expected)
     for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -113,20 +159,9 @@ class Measured(Loop):
 
 @pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 3)])
 def test_metrics_that_a_model_holds_are_in_the_logs(k, m):
-    _, x, y, loss = MODELS["Loop"]
-    logs = []
-    for is_pipeline in (False, True):
-        keras.utils.set_random_seed(3)
-        own = Measured()
-        model = tfgpipe.GPipe(own, k, m) if is_pipeline else own
-        model.compile("sgd", loss, metrics=["mae"])
-        history = model.fit(x, y, 6, epochs=2, shuffle=False, verbose=0)
-        logs.append(
-            {**history.history, **model.evaluate(x, y, return_dict=True)}
-        )
-    assert [*logs[0]] == [*logs[1]] and "size" in logs[1]
-    for name, values in logs[0].items():
-        np.testing.assert_allclose(logs[1][name], values, 1e-10)
+    expected, found = both(Measured, k, m, metrics=["mae"])
+    assert "size" in found[1]
+    assert_alike(expected, found)
 
 
 class WarmedUp(Loop):
@@ -142,19 +177,9 @@ class WarmedUp(Loop):
 
 @pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 3)])
 def test_model_finds_itself_compiled(k, m):
-    _, x, y, loss = MODELS["Loop"]
-    weights = []
-    for is_pipeline in (False, True):
-        keras.utils.set_random_seed(3)
-        own = WarmedUp()
-        model = tfgpipe.GPipe(own, k, m) if is_pipeline else own
-        how = {} if is_pipeline else {"jit_compile": False}
-        model.compile("sgd", loss, **how)
-        model.fit(x, y, 6, epochs=2, shuffle=False, verbose=0)
-        weights.append(model.get_weights())
-    assert not own.compiled and not hasattr(own, "optimizer")
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_allclose(a, b, 1e-10)
+    expected, found = both(WarmedUp, k, m)
+    assert not found[0].compiled and not hasattr(found[0], "optimizer")
+    assert_alike(expected, found)
 
 
 class Hung(keras.Model):
@@ -162,7 +187,7 @@ class Hung(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = keras.layers.Dense(4), keras.layers.Dense(4)
+        self.first, self.last = kl.Dense(4), kl.Dense(4)
 
     def call(self, x):
         hidden = self.first(x)
@@ -176,41 +201,9 @@ def test_losses_of_outputs_are_shown_where_one_reads_what_hangs_on_them():
         hidden = keras.ops.mean(y_pred.hidden**2, -1)
         return keras.ops.mean((y - y_pred) ** 2, -1) + hidden
 
-    x = np.random.default_rng(0).random((6, 4))
-    logs = []
-    for is_pipeline in (False, True):
-        keras.utils.set_random_seed(3)
-        model = tfgpipe.GPipe(Hung(), 2, 1) if is_pipeline else Hung()
-        model.compile("sgd", [loss, "mse"])
-        logs.append(model.fit(x, [x, x], verbose=0).history)
-    assert [*logs[0]] == [*logs[1]] and len(logs[0]) == 3
-    for name, values in logs[0].items():
-        np.testing.assert_allclose(logs[1][name], values, 1e-12)
-
-
-class Noisy(Loop):
-    """Draws between layers, by a generator of its own."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed = keras.random.SeedGenerator(5)
-
-    def call(self, x, training=False):
-        x = keras.random.dropout(x, 0.5, seed=self.seed)
-        return super().call(x, training)
-
-
-def test_generator_of_a_model_is_in_its_file(tmp_path):
-    _, x, y, loss = MODELS["Loop"]
-    model = tfgpipe.GPipe(Noisy(), 2, 2)
-    model.compile("sgd", loss)
-    model.fit(x, y, 6, verbose=0)
-    model.save(tmp_path / "noisy.keras")
-    other = tfgpipe.load_model(
-        tmp_path / "noisy.keras", custom_objects={"Noisy": Noisy}
-    )
-    found, expected = (m.predict(x, verbose=0) for m in (other, model))
-    np.testing.assert_array_equal(found, expected)
+    expected, found = both(Hung, 2, 1, [loss, "mse"], [Y, Y])
+    assert len(found[1]) == 3
+    assert_alike(expected, found)
 
 
 class Mixing(Loop):
@@ -219,13 +212,12 @@ class Mixing(Loop):
 
 
 def test_model_with_a_call_of_its_own_that_mixes_rows_is_told():
-    _, x, y, loss = MODELS["Loop"]
     model = tfgpipe.GPipe(Mixing(), 2, 3)
-    model.compile("sgd", loss)
+    model.compile("sgd", "mse")
     with pytest.warns(
         UserWarning, match=r"Code of model 'mixing' mixes the rows"
     ):
-        model.fit(x, y, 6, verbose=0)
+        model.fit(X, Y, 6, verbose=0)
 
 
 class OwnStep(Loop):

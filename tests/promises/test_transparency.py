@@ -370,6 +370,13 @@ def test_numbers_do_not_depend_on_the_schedule(case, other):
 @pytest.mark.parametrize(
     "case",
     [
+        # A half of a task has nothing to carry.
+        Case("doubled", 3, 3, "zero_bubble", "always"),
+        Case("known_rows", 2, 2),
+        Case("lookups", 2, 3),
+        pytest.param(
+            Case("lookups", 2, 2, feature="eagerly"), marks=pytest.mark.slow
+        ),
         # A tensor that crosses twice is one for masks.
         Case("masked_twice", 1, 1, remat="never", infers=True),
         Case("masked_twice", 5, 3, infers=True),

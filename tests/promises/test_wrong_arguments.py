@@ -58,7 +58,9 @@ class Target:
     """
 
     def __init__(self, call, right, accepted):
-        self.call, self.right, self.accepted = call, right, accepted
+        self.call, self.right = call, right
+        pairs = (part.split(": ") for part in accepted.split("; ") if part)
+        self.accepted = {name: words.split(", ") for name, words in pairs}
 
     def __call__(self, **wrong):
         made = {
@@ -73,32 +75,26 @@ TARGETS = {
     "GPipe": Target(
         tfgpipe.GPipe,
         {"layers": layers, **PLAIN, "costs": "flops", "name": None},
-        {
-            "num_micro_batches": ["10**30", "None"],
-            "devices": ["None"],
-            "layers_per_cell": ["None"],
-            "remat": ["{}"],
-            "remat_groups": ["None"],
-            "head_parts": ["10**30"],
-            "shards": ["None", "{}"],
-            "gradient_dtype": ["None"],
-            "skip_nonfinite": ["True"],
-            "skip_outliers": ["None"],
-            "name": ["None", "empty text", "text"],
-        },
+        (
+            "num_micro_batches: 10**30, None; devices: None; "
+            "layers_per_cell: None; remat: {}; remat_groups: None; "
+            "head_parts: 10**30; shards: None, {}; gradient_dtype: "
+            "None; skip_nonfinite: True; skip_outliers: None; name: "
+            "None, empty text, text"
+        ),
     ),
     "PipelineStrategy": Target(
         tfgpipe.PipelineStrategy,
         {"num_replicas": 2, "num_partitions": 2, "devices": None},
-        {"devices": ["None"]},
+        "devices: None",
     ),
     "from_strategy": Target(
         tfgpipe.PipelineStrategy.from_strategy,
         {"strategy": one_device, "num_partitions": 1},
-        {},
+        "",
     ),
-    "Schedule": Target(tfgpipe.Schedule, {"tasks": []}, {}),
-    "layers_of": Target(tfgpipe.layers_of, {"model": layers}, {}),
+    "Schedule": Target(tfgpipe.Schedule, {"tasks": []}, ""),
+    "layers_of": Target(tfgpipe.layers_of, {"model": layers}, ""),
     "profile": Target(
         tfgpipe.profile,
         {
@@ -113,14 +109,10 @@ TARGETS = {
             "optimizer": "adam",
             "verbose": 0,
         },
-        {
-            "micro_batch_sizes": ["None"],
-            "device": ["None"],
-            "seconds": ["10**30", "1.5"],
-            "jit_compile": ["True"],
-            "optimizer": ["None"],
-            "verbose": ["True", "0"],
-        },
+        (
+            "micro_batch_sizes: None; device: None; seconds: 10**30, "
+            "1.5; jit_compile: True; optimizer: None; verbose: True, 0"
+        ),
     ),
     "plan": Target(
         tfgpipe.plan,
@@ -135,14 +127,10 @@ TARGETS = {
             "num_replicas": 1,
             "inputs": None,
         },
-        {
-            "profile": ["None"],
-            "devices": ["None"],
-            "memory_limit": ["None", "10**30", "inf"],
-            "optimizer": ["None"],
-            "num_replicas": ["None"],
-            "inputs": ["None"],
-        },
+        (
+            "profile: None; devices: None; memory_limit: None, 10**30, "
+            "inf; optimizer: None; num_replicas: None; inputs: None"
+        ),
     ),
     "Machine": Target(
         tfgpipe.Machine,
@@ -155,14 +143,11 @@ TARGETS = {
             "task_seconds": 0.0,
             "efficiency": 0.5,
         },
-        {
-            "flops": ["10**30", "1.5"],
-            "memory": ["10**30", "1.5"],
-            "memory_bandwidth": ["10**30", "1.5"],
-            "bandwidth": ["10**30", "1.5"],
-            "latency": ["0", "10**30", "1.5"],
-            "task_seconds": ["0", "10**30", "1.5"],
-        },
+        (
+            "flops: 10**30, 1.5; memory: 10**30, 1.5; memory_bandwidth: "
+            "10**30, 1.5; bandwidth: 10**30, 1.5; latency: 0, 10**30, "
+            "1.5; task_seconds: 0, 10**30, 1.5"
+        ),
     ),
     "Checkpoint": Target(
         callbacks.Checkpoint,
@@ -176,20 +161,15 @@ TARGETS = {
             "shared": True,
             "on_signal": False,
         },
-        {
-            "folder": ["text"],
-            "every": ["None", "10**30"],
-            "keep": ["10**30"],
-            "best": ["None", "text"],
-            "resumed": ["None"],
-            "shared": ["True"],
-            "on_signal": ["True"],
-        },
+        (
+            "folder: text; every: None, 10**30; keep: 10**30; best: "
+            "None, text; resumed: None; shared: True; on_signal: True"
+        ),
     ),
     "StopOnNonFinite": Target(
         callbacks.StopOnNonFinite,
         {"steps": 2, "say": None},
-        {"steps": ["10**30"], "say": ["None", "function", "class"]},
+        "steps: 10**30; say: None, function, class",
     ),
     "PipelineMonitor": Target(
         callbacks.PipelineMonitor,
@@ -201,47 +181,35 @@ TARGETS = {
             "flops_of_example": None,
             "say": None,
         },
-        {
-            "every": ["10**30"],
-            "log_dir": ["None", "text"],
-            "pictures": ["None", "text"],
-            "peak_flops": ["None", "10**30", "1.5"],
-            "flops_of_example": ["None", "10**30", "1.5"],
-            "say": ["None", "function", "class"],
-        },
+        (
+            "every: 10**30; log_dir: None, text; pictures: None, text; "
+            "peak_flops: None, 10**30, 1.5; flops_of_example: None, "
+            "10**30, 1.5; say: None, function, class"
+        ),
     ),
     "restore": Target(
         tfgpipe.restore,
         {"model": trained, "folder": "saved", "step": None},
-        {"folder": ["text"], "step": ["None"]},
+        "folder: text; step: None",
     ),
     "load_model": Target(
         tfgpipe.load_model,
         {"path": "saved.keras", **PLAIN},
-        {
-            "num_partitions": ["None"],
-            "num_micro_batches": ["None", "10**30"],
-            "devices": ["None"],
-            "layers_per_cell": ["None"],
-            "schedule": ["None"],
-            "remat": ["None", "{}"],
-            "remat_groups": ["None"],
-            "gradient_dtype": ["None"],
-            "skip_nonfinite": ["None", "True"],
-            "skip_outliers": ["None"],
-            "trial": ["None"],
-            "weights_on": ["None"],
-            "head_parts": ["None"],
-            "shards": ["None", "{}"],
-        },
+        (
+            "num_partitions: None; num_micro_batches: None, 10**30; "
+            "devices: None; layers_per_cell: None; schedule: None; "
+            "remat: None, {}; remat_groups: None; gradient_dtype: None; "
+            "skip_nonfinite: None, True; skip_outliers: None; trial: "
+            "None; weights_on: None; head_parts: None; shards: None, {}"
+        ),
     ),
     "plot_cells": Target(
-        tfgpipe.plot_cells, {"model": trained, "to_file": "cells.png"}, {}
+        tfgpipe.plot_cells, {"model": trained, "to_file": "cells.png"}, ""
     ),
     "measure": Target(
         lambda **given: timeline.measure(y=rows(), **given),
         {"model": trained, "x": rows, "num_steps": 1},
-        {},
+        "",
     ),
 }
 

@@ -30,9 +30,6 @@ def given(
         workers: host:port,host:port; `None` for none.
         environment: Where TF_CONFIG may be.
 
-    Returns:
-        The hosts; `None` for a run on this one alone.
-
     Raises:
         ValueError: If what is given is malformed.
     """
@@ -99,9 +96,6 @@ def serve_once(
         timeout: Seconds to wait for the controller.
         known: The secret.
         closes: Whether TensorFlow's port is closed to strangers.
-
-    Returns:
-        The exit code of the controller, or 3 if it was lost.
 
     Raises:
         ValueError: If this process's port cannot be had.

@@ -13,7 +13,6 @@ import runs
 import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
-from fabricated_tpu import TPUS, list_cores
 from scalars import read_log
 from tiny import Interrupt
 
@@ -391,34 +390,6 @@ def test_bad_flags_fail_before_any_work(given, message, capsys, tmp_path):
 
 
 # ------------------------------------------------------------------- a TPU
-@pytest.fixture
-def fabricated(monkeypatch):
-    """Connecting gives a v2-8; returns what it was asked for."""
-    list_cores(monkeypatch)
-    asked = []
-
-    def connect(*arguments):
-        asked.append(arguments)
-        return TPUS["v2-8"]
-
-    monkeypatch.setattr(tfgpipe, "connect_to_tpu", connect)
-    return asked
-
-
-def test_trainer_refuses_what_does_not_go_with_a_tpu(
-    fabricated, capsys, monkeypatch
-):
-    given = {"params": "image.tiny", "tpu": "local"}
-    assert run(**given, num_replicas=2, num_partitions=5) == 2
-    assert "Received: 10 wanted, of 8" in capsys.readouterr().err
-    assert run(**given, workers="host:1") == 2
-    assert "--tpu and --workers must not" in capsys.readouterr().err
-    assert run(**given, num_virtual_devices=2) == 2
-    assert "--tpu and --num_virtual_devices" in capsys.readouterr().err
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    assert run(**given) == 2
-    assert "--tpu and TF_CONFIG" in capsys.readouterr().err
-    assert len(fabricated) == 1
 
 
 def test_plan_chooses_the_settings(capsys):
