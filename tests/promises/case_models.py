@@ -9,10 +9,9 @@ faster for a few steps.
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import Any
 
-import case_graphs
-import cuts
 import keras
 import layer_kinds
 import mid_run
@@ -26,6 +25,7 @@ from with_columns import shards_of
 import tfgpipe
 from tfgpipe.schedules import CHUNKS
 
+NUM_DEVICES = 8
 RULES = ("never", "always", "except_last")
 
 
@@ -38,12 +38,43 @@ def layers(case: Case, explicit_input: bool, is_plain: bool = False) -> Any:
         has_own = is_plain or case.override in mid_run.IN_MODEL
         override = case.override if has_own else None
         cls = mid_run.overridden(override, keras.Model)
-        return case_graphs.model(case, cls)
+        return graph(case, cls)
     found = layer_kinds.make(case.layers, case.frozen)
     if explicit_input:
         dtype = "int32" if case.inputs == "tokens" else case.dtype
         found.insert(0, keras.Input(SHAPES[case.inputs], dtype=dtype))
     return found
+
+
+def graph(case: Case, cls: type[keras.Model]) -> Any:
+    """A functional model of a class: each layer called on what it takes."""
+    shape = SHAPES.get(case.inputs, (4,))
+    if case.length is not None:
+        shape = (None, *shape[1:])
+    shapes = [shape] * (1 + (case.inputs in ("pair", "names")))
+    inputs = [
+        keras.Input(shape, dtype=case.dtype, name=f"x{i}")
+        for i, shape in enumerate(shapes)
+    ]
+    tensors: dict[str, Any] = {f"x{i}": x for i, x in enumerate(inputs)}
+    made: dict[str, Any] = {}
+    for spec in case.layers:
+        taken = [tensors[name] for name in spec.takes]
+        if spec.kind == "model":
+            ends = (tensors[spec.options[end]] for end in ("first", "last"))
+            made[spec.name] = keras.Model(*ends, name=spec.name)
+            layer = made[spec.name]
+        else:
+            layer = layer_kinds.make_one(spec, made)
+        tensors[spec.name] = layer(taken if len(taken) > 1 else taken[0])
+    for name in case.frozen:
+        made[name].trainable = False
+    outputs = [tensors[name] for name in case.outputs or ()]
+    return cls(
+        inputs if len(inputs) > 1 else inputs[0],
+        outputs if len(outputs) > 1 else outputs[0],
+        name="graph",
+    )
 
 
 def plain(
@@ -109,6 +140,33 @@ def num_devices(num_partitions: int, schedule: str) -> int:
     return 1 if num_partitions % 2 else num_partitions // 2
 
 
+def cut(case: Case, num_partitions: int, count: int) -> list[int] | None:
+    """`layers_per_cell` for a number of layers, or None."""
+    if case.cells and len(case.cells) == num_partitions:
+        rest = count - sum(case.cells)
+        if rest >= 0:
+            return [*case.cells[:-1], case.cells[-1] + rest]
+    if not case.cut_seed:
+        return None
+    spare = count - num_partitions * case.remat_groups
+    if spare < 0:
+        return None
+    rng = random.Random(case.cut_seed + num_partitions)
+    sizes = [case.remat_groups] * num_partitions
+    for _ in range(spare):
+        sizes[rng.randrange(num_partitions)] += 1
+    return sizes
+
+
+def partitions(case: Case, wanted: int) -> int:
+    """K: no more than there are layers and devices."""
+    most = min(
+        len(case.layers) // case.remat_groups,
+        NUM_DEVICES // case.num_replicas,
+    )
+    return max(1, min(wanted, most))
+
+
 def pipeline(
     case: Case,
     num_partitions: int,
@@ -144,7 +202,7 @@ def pipeline(
         devices = names(8)[-case.num_replicas * case.shards :]
         arguments["shards"] = shards_of(own, devices, case.shards)
     count = len(tfgpipe.layers_of(found) if case.outputs else case.layers)
-    arguments["layers_per_cell"] = cuts.cut(case, num_partitions, count)
+    arguments["layers_per_cell"] = cut(case, num_partitions, count)
     in_model = case.outputs and case.override in mid_run.IN_MODEL
     override = None if in_model else case.override
     with scope(case, num_partitions, schedule):

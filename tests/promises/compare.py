@@ -24,17 +24,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import case_models
-import cuts
 import grouping
 import keras
 import mid_run
 import numpy as np
 import reference
 from case import Case, kinds_of
-from differences import difference, floor_of
 from keras import tree
 from layer_kinds import WITHOUT_FILE, WITHOUT_WEIGHTS
 from outcome import Difference, Outcome, of_error, summary
+from reference import difference, floor_of
 
 import tfgpipe
 from tfgpipe import internals
@@ -124,8 +123,8 @@ class _Comparison:
     ):
         self.case, self.expected, self.said = case, expected, said
         self.data = mid_run.poisoned(case, data)
-        self.k = cuts.partitions(case, case.num_partitions)
-        self.other_k = cuts.partitions(case, case.other_partitions)
+        self.k = case_models.partitions(case, case.num_partitions)
+        self.other_k = case_models.partitions(case, case.other_partitions)
         single = case.num_micro_batches * case.num_replicas == 1
         in_order = case.schedule == "gpipe" or single
         # XLA rounds a layer by what it is compiled with.
@@ -267,7 +266,7 @@ class _Comparison:
         if case != self.case:
             arguments["num_micro_batches"] = case.num_micro_batches
             check = functools.partial(_check_close, case)
-        k = cuts.partitions(case, self.other_k)
+        k = case_models.partitions(case, self.other_k)
         with case_models.scope(case, k, "gpipe"):
             model = tfgpipe.load_model(
                 path,

@@ -70,37 +70,39 @@ def images():
     return integers(255, *SPATIAL[2]) + 0.5
 
 
-def named(name, *args, **options):
-    return lambda: getattr(kl, name)(*args, **options)
+def slopes():
+    """Weights before a layer, which see its gradient."""
+    return kl.PReLU("ones")
 
 
-def add(name, make, x, before=(), after=(), **options):
+def add(
+    name, x, *args, make=None, before=(slopes,), after=(), use=(), **kwargs
+):
     """Notes the use of a layer that has others around it.
 
     Args:
         name: Of its class; what follows a slash tells uses apart.
-        make: Returns it.
         x: Inputs.
+        *args: The layer's arguments.
+        make: Returns it, if it is not made by these alone.
         before: What makes the layers before it.
         after: The same of those after it.
-        **options: See `Use`.
+        use: Pairs for `Use`.
+        **kwargs: The layer's arguments.
     """
-    if not hasattr(kl, name.split("/")[0]):
+    cls = getattr(kl, name.split("/")[0], None)
+    if cls is None:
         return  # in another version of Keras
 
     def layers():
-        return [
-            *(one() for one in before),
-            make(),
-            *(one() for one in after),
-            kl.Flatten(),
-            kl.Dense(1),
-        ]
+        made = make() if make else cls(*args, **kwargs)
+        ends = [*(one() for one in after), kl.Flatten(), kl.Dense(1)]
+        return [*(one() for one in before), made, *ends]
 
-    USES[name] = Use(layers, x, **options)
+    USES[name] = Use(layers, x, **dict(use))
 
 
-def add_model(name, call, **options):
+def add_model(name, call):
     """Notes the use of a layer by a functional model."""
 
     def model():
@@ -108,25 +110,21 @@ def add_model(name, call, **options):
         h = call(kl.Dense(4)(x))
         return keras.Model(x, kl.Dense(1)(kl.Flatten()(h)))
 
-    USES[name] = Use(model, normal(*SEQUENCE), **options)
+    USES[name] = Use(model, normal(*SEQUENCE))
 
 
-def slopes():
-    """Weights before a layer, which see its gradient."""
-    return kl.PReLU("ones")
-
+RANDOM, MIXES = ("is_random", True), ("mixes", True)
+SINGLE = ("dtype", "float32")  # computed so, or for float32 alone
+ROW = normal(*SEQUENCE)
 
 # --------------------------------------------------------------------- of axes
 for d, shape in SPATIAL.items():
     x = normal(*shape)
-    wanting = {"dtype": "float32"} if d == 3 else {}  # float64 on CPUs
+    wanting = [SINGLE] if d == 3 else []  # float64 on CPUs
     for kind in ("Average", "Max"):
-        for name, arguments, options in (
-            (f"{kind}Pooling{d}D", (3, 2, "same"), wanting),
-            (f"Adaptive{kind}Pooling{d}D", (3,), wanting),
-            (f"Global{kind}Pooling{d}D", (), {}),
-        ):
-            add(name, named(name, *arguments), x, [slopes], **options)
+        add(f"{kind}Pooling{d}D", x, 3, 2, "same", use=wanting)
+        add(f"Adaptive{kind}Pooling{d}D", x, 3, use=wanting)
+        add(f"Global{kind}Pooling{d}D", x)
     for name, arguments in (
         ("Conv{}D", (4, 3)),
         ("Conv{}DTranspose", (4, 3, 2)),
@@ -136,17 +134,13 @@ for d, shape in SPATIAL.items():
         ("DepthwiseConv{}D", (3,)),
         ("SeparableConv{}D", (4, 3)),
     ):
-        name = name.format(d)
-        add(name, named(name, *arguments), x, [slopes])
-    name = f"SpatialDropout{d}D"
-    add(name, named(name, 0.4), x, [slopes], is_random=True)
-    name = f"ConvLSTM{d}D"
-    frames = normal(3, *(4,) * d, 2)
-    add(name, named(name, 3, 3, padding="same"), frames, [slopes])
+        add(name.format(d), x, *arguments)
+    add(f"SpatialDropout{d}D", x, 0.4, use=[RANDOM])
+    add(f"ConvLSTM{d}D", normal(3, *(4,) * d, 2), 3, 3, padding="same")
 
 # ------------------------------------------------------------ of one, of others
 for name in ("AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise"):
-    add(name, named(name, 0.3), normal(*SEQUENCE), [slopes], is_random=True)
+    add(name, ROW, 0.3, use=[RANDOM])
 for name, arguments in {
     "Activation": ("tanh",),
     "ActivityRegularization": (0.1,),
@@ -168,68 +162,39 @@ for name, arguments in {
     "Softmax": (),
     "UnitNormalization": (),
 }.items():
-    add(name, named(name, *arguments), normal(*SEQUENCE), [slopes])
-add(
-    "BatchNormalization",
-    kl.BatchNormalization,
-    normal(*SEQUENCE),
-    [slopes],
-    is_random=True,
-)
+    add(name, ROW, *arguments)
+add("BatchNormalization", ROW, use=[RANDOM])
 for name in (
-    "Add",
-    "AdditiveAttention",
-    "Attention",
-    "Average",
-    "Concatenate",
-    "Maximum",
-    "Minimum",
-    "Multiply",
-    "Subtract",
+    *("Add", "AdditiveAttention", "Attention", "Average", "Concatenate"),
+    *("Maximum", "Minimum", "Multiply", "Subtract"),
 ):
-    add(name, named(name), normal(*SEQUENCE), [slopes, Twice])
-add("Dot", lambda: kl.Dot(2), normal(*SEQUENCE), [slopes, Twice])
-add("Masking", kl.Masking, normal(*SEQUENCE), [slopes], [lambda: kl.LSTM(2)])
-add("RepeatVector", lambda: kl.RepeatVector(3), normal(4), [slopes])
+    add(name, ROW, before=[slopes, Twice])
+add("Dot", ROW, 2, before=[slopes, Twice])
+add("Masking", ROW, after=[lambda: kl.LSTM(2)])
+add("RepeatVector", normal(4), 3)
 for name in ("SpectralNormalization", "TimeDistributed"):
-    make = lambda name=name: getattr(kl, name)(kl.Dense(3))  # noqa: E731
-    add(name, make, normal(*SEQUENCE), [slopes])
+    add(name, ROW, make=lambda name=name: getattr(kl, name)(kl.Dense(3)))
 for name in ("Embedding", "ReversibleEmbedding"):
-    add(name, named(name, 9, 4), integers(9, 6))
+    add(name, integers(9, 6), 9, 4, before=[])
+add_model("MultiHeadAttention", lambda h: kl.MultiHeadAttention(2, 3)(h, h))
 add_model(
-    "MultiHeadAttention",
-    lambda h: kl.MultiHeadAttention(2, 3, name="own")(h, h),
-)
-add_model(
-    "GroupedQueryAttention",
-    lambda h: kl.GroupQueryAttention(3, 4, 2, name="own")(h, h),
+    "GroupedQueryAttention", lambda h: kl.GroupQueryAttention(3, 4, 2)(h, h)
 )
 
 # ------------------------------------------------------------------- recurrent
 for name in ("GRU", "LSTM", "SimpleRNN"):
     cell = f"{name}Cell"
-    make = lambda cell=cell: kl.RNN(getattr(kl, cell)(3))  # noqa: E731
-    add(name, named(name, 3), normal(*SEQUENCE), [slopes])
-    add(cell, make, normal(*SEQUENCE), [slopes])
-    add(
-        f"{name}/dropout",
-        named(name, 3, dropout=0.3, recurrent_dropout=0.2),
-        normal(*SEQUENCE),
-        [slopes],
-        is_random=True,
-    )
-    add(
-        f"{name}/unrolled",
-        named(name, 3, unroll=True, return_sequences=True),
-        normal(*SEQUENCE),
-        [slopes],
-    )
+    dropped = {"dropout": 0.3, "recurrent_dropout": 0.2}
+    add(name, ROW, 3)
+    add(cell, ROW, make=lambda cell=cell: kl.RNN(getattr(kl, cell)(3)))
+    add(f"{name}/dropout", ROW, 3, use=[RANDOM], **dropped)
+    add(f"{name}/unrolled", ROW, 3, unroll=True, return_sequences=True)
 for name, make in {
     "Bidirectional": lambda: kl.Bidirectional(kl.LSTM(3)),
     "RNN": lambda: kl.RNN(kl.GRUCell(3)),
     "StackedRNNCells": lambda: kl.RNN([kl.LSTMCell(3), kl.GRUCell(2)]),
 }.items():
-    add(name, make, normal(*SEQUENCE), [slopes])
+    add(name, ROW, make=make)
 
 
 # --------------------------------------------------- texts, categories, signals
@@ -247,92 +212,41 @@ LETTERS = ["a", "b", "c"]
 TEXTS = tf.constant(
     [["a b c"], ["b c"], ["c c a b"], ["d"], ["a"], ["e b"], ["b b b"]]
 )
-WORDS = tf.constant([[word] for word in "abccdab"])
-for name, make, x, after in (
-    (
-        "CategoryEncoding/multi",
-        named("CategoryEncoding", 9),
-        integers(9, 6),
-        [],
-    ),
-    (
-        "CategoryEncoding",
-        named("CategoryEncoding", 9, output_mode="count"),
-        integers(9, 6),
-        [],
-    ),
-    (
-        "Discretization",
-        named("Discretization", [-1, 0, 1]),
-        normal(6),
-        [embedding],
-    ),
-    ("Hashing", named("Hashing", 5), integers(90, 6), [embedding]),
-    (
-        "IntegerLookup",
-        named("IntegerLookup", vocabulary=[1, 3, 5]),
-        integers(7, 6),
-        [embedding],
-    ),
-    (
-        "StringLookup",
-        named("StringLookup", vocabulary=LETTERS),
-        WORDS,
-        [embedding],
-    ),
-    (
-        "StringLookup/multi",
-        named("StringLookup", vocabulary=LETTERS, output_mode="multi_hot"),
-        WORDS,
-        [],
-    ),
-    (
-        "TextVectorization",
-        named(
-            "TextVectorization", vocabulary=LETTERS, output_sequence_length=3
-        ),
-        TEXTS,
-        [embedding],
-    ),
-    (
-        "TextVectorization/weights",
-        named(
-            "TextVectorization",
-            vocabulary=LETTERS,
-            idf_weights=[0.1, 0.2, 0.3],
-            output_mode="tf_idf",
-        ),
-        TEXTS,
-        [],
-    ),
-    ("Normalization", adapted, normal(4), []),
-    (
-        "STFTSpectrogram",
-        named("STFTSpectrogram", frame_length=16, frame_step=8, fft_length=16),
-        normal(64, 1),
-        [],
-    ),
-):
-    add(name, make, x, after=after)
+LETTER = tf.constant([[word] for word in "abccdab"])
+KNOWN = {"vocabulary": LETTERS}
+WEIGHED = {"idf_weights": [0.1, 0.2, 0.3], "output_mode": "tf_idf"}
+FRAMES = {"frame_length": 16, "frame_step": 8, "fft_length": 16}
+LOOKED_UP = {"before": [], "after": [embedding]}
+PLAIN = {"before": []}
+ids = integers(9, 6)
+add("CategoryEncoding/multi", ids, 9, **PLAIN)
+add("CategoryEncoding", ids, 9, output_mode="count", **PLAIN)
+add("Discretization", normal(6), [-1, 0, 1], **LOOKED_UP)
+add("Hashing", integers(90, 6), 5, **LOOKED_UP)
+add("IntegerLookup", integers(7, 6), vocabulary=[1, 3, 5], **LOOKED_UP)
+add("StringLookup", LETTER, **KNOWN, **LOOKED_UP)
+add("StringLookup/multi", LETTER, output_mode="multi_hot", **KNOWN, **PLAIN)
+add("TextVectorization", TEXTS, output_sequence_length=3, **KNOWN, **LOOKED_UP)
+add("TextVectorization/weights", TEXTS, **KNOWN, **WEIGHED, **PLAIN)
 add(
     "TextVectorization/longest",
-    named("TextVectorization", vocabulary=LETTERS),
     TEXTS,
+    before=[],
     after=[embedding, kl.GlobalAveragePooling1D],
-    mixes=True,
+    use=[MIXES],
+    **KNOWN,
 )
+add("Normalization", normal(4), make=adapted, **PLAIN)
+add("STFTSpectrogram", normal(64, 1), **FRAMES, **PLAIN)
 add(
     "MelSpectrogram",
-    named(
-        "MelSpectrogram",
-        fft_length=64,
-        sequence_stride=16,
-        num_mel_bins=8,
-        sampling_rate=100,
-    ),
     normal(128).astype("float32"),
-    mixes=True,  # by the largest value of the batch
-    dtype="float32",
+    fft_length=64,
+    sequence_stride=16,
+    num_mel_bins=8,
+    sampling_rate=100,
+    before=[],
+    use=[MIXES, SINGLE],  # by the largest value of the batch
 )
 
 
@@ -351,64 +265,68 @@ USES["HashedCrossing"] = Use(
 
 
 # ---------------------------------------------------------------------- images
-def add_image(name, make, after=(), **options):
-    """Notes the use of a layer of images, whose numbers are scaled."""
-    add(name, make, images(), after=[*after, scaled], **options)
-
-
 def scaled():
     return kl.Rescaling(1 / 255)
 
 
-for name, options in {
-    "AutoContrast": {},
-    "CenterCrop": {"height": 5, "width": 5},
-    "ContrastLimitedAdaptiveHistogramEqualization": {},
-    "Resizing": {"height": 5, "width": 5},
-}.items():
-    add_image(name, named(name, **options))
-FACTOR = {"factor": 0.3}
-SINGLE = {"dtype": "float32"}  # computed so, or for float32 alone
-for name, options, more in (
-    ("CutMix", {}, {"mixes": True}),
-    ("MixUp", {}, {"mixes": True}),
-    ("RandAugment", {}, {**SINGLE, "mixes": True}),
-    ("RandomBrightness", FACTOR, {}),
-    ("RandomColorDegeneration", FACTOR, {}),
+FACTOR, SIZE = {"factor": 0.3}, {"height": 5, "width": 5}
+JITTER = ("brightness", "contrast", "saturation", "hue")
+for name, options, *use in (
+    ("AutoContrast", {}),
+    ("CenterCrop", SIZE),
+    ("ContrastLimitedAdaptiveHistogramEqualization", {}),
+    ("Resizing", SIZE),
+    ("CutMix", {}, RANDOM, MIXES),
+    ("MixUp", {}, RANDOM, MIXES),
+    ("RandAugment", {}, RANDOM, SINGLE, MIXES),
+    ("RandomBrightness", FACTOR, RANDOM),
+    ("RandomColorDegeneration", FACTOR, RANDOM),
     (
         "RandomColorJitter",
-        {
-            f"{kind}_factor": 0.3
-            for kind in ("brightness", "contrast", "saturation", "hue")
-        },
+        {f"{kind}_factor": 0.3 for kind in JITTER},
+        RANDOM,
         SINGLE,
     ),
-    ("RandomContrast", FACTOR, {}),
-    ("RandomErasing", {}, {}),
-    ("RandomFlip", {}, {}),
-    ("RandomGaussianBlur", {}, {}),
-    ("RandomGrayscale", {}, {}),
-    ("RandomHue", FACTOR, SINGLE),
-    ("RandomInvert", {}, {}),
-    ("RandomPerspective", {}, {}),
-    ("RandomPosterization", {"factor": 3}, {}),
-    ("RandomRotation", FACTOR, SINGLE),
-    ("RandomSaturation", FACTOR, {}),
-    ("RandomSharpness", FACTOR, {}),
-    ("RandomShear", {"x_factor": 0.2}, {}),
-    ("RandomTranslation", {"height_factor": 0.2, "width_factor": 0.2}, {}),
-    ("RandomZoom", {"height_factor": 0.2}, {}),
-    ("Solarization", {"addition_factor": 0.3, "threshold_factor": 0.3}, {}),
+    ("RandomContrast", FACTOR, RANDOM),
+    ("RandomErasing", {}, RANDOM),
+    ("RandomFlip", {}, RANDOM),
+    ("RandomGaussianBlur", {}, RANDOM),
+    ("RandomGrayscale", {}, RANDOM),
+    ("RandomHue", FACTOR, RANDOM, SINGLE),
+    ("RandomInvert", {}, RANDOM),
+    ("RandomPerspective", {}, RANDOM),
+    ("RandomPosterization", {"factor": 3}, RANDOM),
+    ("RandomRotation", FACTOR, RANDOM, SINGLE),
+    ("RandomSaturation", FACTOR, RANDOM),
+    ("RandomSharpness", FACTOR, RANDOM),
+    ("RandomShear", {"x_factor": 0.2}, RANDOM),
+    (
+        "RandomTranslation",
+        {"height_factor": 0.2, "width_factor": 0.2},
+        RANDOM,
+    ),
+    ("RandomZoom", {"height_factor": 0.2}, RANDOM),
+    (
+        "Solarization",
+        {"addition_factor": 0.3, "threshold_factor": 0.3},
+        RANDOM,
+    ),
 ):
-    add_image(name, named(name, **options), is_random=True, **more)
-add_image(
+    add(name, images(), before=[], after=[scaled], use=use, **options)
+add(
     "RandomCrop",  # in inference, of another size
-    named("RandomCrop", 5, 5),
-    [kl.GlobalAveragePooling2D],
-    is_random=True,
+    images(),
+    5,
+    5,
+    before=[],
+    after=[kl.GlobalAveragePooling2D, scaled],
+    use=[RANDOM],
 )
-add_image(
+add(
     "Pipeline",
-    lambda: kl.Pipeline([kl.Rescaling(0.1), kl.RandomFlip()]),
-    is_random=True,
+    images(),
+    make=lambda: kl.Pipeline([kl.Rescaling(0.1), kl.RandomFlip()]),
+    before=[],
+    after=[scaled],
+    use=[RANDOM],
 )

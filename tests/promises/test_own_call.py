@@ -51,7 +51,7 @@ USED_OFTEN = {"time loop"}
 @pytest.mark.parametrize("name", CASES)
 def test_model_with_a_call_of_its_own_has_the_bits_of_keras(name):
     expected = trained(name, 0)
-    for k in (1, 3):
+    for k in (1, 2):
         found = trained(name, k)
         np.testing.assert_allclose(found[0], expected[0], 1e-12)
         for a, b in zip(found[1], expected[1], strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from crossing import sent_tensors, short
-from graphs import called, step_graph, tasks
+from graphs import step_graph, tasks
 from keras import layers as kl
 from kinds import KINDS
 from matrix import OPTIMIZERS, REMAT, SCHEDULES, WHOLE, largest_difference
@@ -290,27 +290,3 @@ def test_gradients_are_added_up_while_other_cells_still_work():
                 assert num_waited == 4
             else:
                 assert num_waited > 4
-
-
-def test_replicas_share_their_traces():
-    calls = []
-
-    class Called(kl.Dense):
-        def call(self, x):
-            calls.append(self.name)
-            return super().call(x)
-
-    def num_calls(make):
-        model = make([Called(4) for _ in range(3)])
-        model.build((None, 4))
-        model.compile("sgd", "mse")
-        calls.clear()
-        graph = step_graph(
-            model, np.ones((12, 4), "f4"), np.ones((12, 4), "f4")
-        )
-        return len(calls), len({called(op) for op in tasks(graph)})
-
-    count, functions = num_calls(lambda layers: tfgpipe.GPipe(layers, 3, 2))
-    more, others = num_calls(lambda layers: replicas(layers, 2, 3, 2))
-    assert more == count
-    assert others == functions + 6  # one sum an owner

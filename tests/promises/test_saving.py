@@ -113,27 +113,6 @@ def test_weights_file_trains_on_bit_identically(saved):
     assert_same(continued(model), expected)
 
 
-def test_load_model_changes_micro_batches_and_devices(tmp_path):
-    path = str(tmp_path / "model.keras")
-    model = untrained(k=2)
-    model.save(path)
-    loaded = tfgpipe.load_model(
-        path, num_micro_batches=2, devices=["CPU:5", "CPU:3"]
-    )
-    assert loaded.num_micro_batches == 2
-    assert loaded.num_partitions == 2
-    assert set(devices_of(loaded)) == {5, 3}
-    slots = {v.value.device[-1] for v in loaded.optimizer.variables[2:]}
-    assert slots == {"5", "3"}
-    assert_same(weights(loaded), weights(model))
-    x, y = data()
-    assert_close(
-        loaded.evaluate(x, y, verbose=0),
-        model.evaluate(x, y, verbose=0),
-        tolerance=1e-6,
-    )
-
-
 def test_arguments_are_saved(tmp_path):
     path = str(tmp_path / "model.keras")
     own = Schedule(SCHEDULES["1f1b"](2, 3).tasks)
@@ -286,56 +265,6 @@ class Scale(kl.Layer):
         return {**super().get_config(), "factor": self.factor}
 
 
-def test_tied_layers_survive(tmp_path):
-    path = str(tmp_path / "model.keras")
-    embedding = kl.Embedding(7, 4)
-    twice = kl.Dense(4, activation="tanh")
-    model = tfgpipe.GPipe(
-        [keras.Input((3,), dtype="int32"), embedding, twice, kl.Dense(4)]
-        + [twice, Logits(embedding)],
-        5,
-        2,
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    compiled(model, loss=loss)
-    x = np.arange(12).reshape(4, 3) % 7
-    model.train_on_batch(x, x)
-    model.save(path)
-    for k in (5, 2):
-        loaded = tfgpipe.load_model(path, num_partitions=k)
-        assert loaded.layers[-1].embedding is loaded.layers[0]
-        assert loaded.sequence[1] is loaded.sequence[3]
-        assert len(loaded.trainable_variables) == 5
-        loaded.train_on_batch(x, x)
-        if k == 5:
-            model.train_on_batch(x, x)
-        assert_same(state(loaded), state(model))
-
-
-@keras.saving.register_keras_serializable(package="test_saving")
-class Join(kl.Layer):
-    """Takes a dict of a tuple and an integer tensor."""
-
-    def call(self, x):
-        index = keras.ops.cast(x["index"], x["pair"][0].dtype)
-        return keras.ops.concatenate([*x["pair"], index], -1)
-
-
-def test_nests_of_inputs_survive(tmp_path):
-    path = str(tmp_path / "model.keras")
-    x, y = data()
-    index = np.arange(len(x), dtype="int32")[:, None]
-    inputs = {"pair": (x[:, :2], x[:, 2:]), "index": index}
-    model = compiled(tfgpipe.GPipe([Join(), kl.Dense(2)], 2, 2))
-    fit(model, tf.data.Dataset.from_tensor_slices((inputs, y)).batch(5))
-    model.save(path)
-    loaded = tfgpipe.load_model(path)
-    assert loaded.built
-    assert_same(state(loaded), state(model))
-    found, expected = (m.predict(inputs, verbose=0) for m in (loaded, model))
-    np.testing.assert_array_equal(found, expected)
-
-
 def test_costs_of_the_user_survive(tmp_path):
     path = str(tmp_path / "model.keras")
     items = [kl.Dense(3), kl.Dense(3), kl.Dense(3), kl.Dense(2)]
@@ -395,7 +324,7 @@ def test_older_format_is_refused(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_load_model_changes_groups_cut_and_dtype(tmp_path):
+def test_load_model_changes_arguments(tmp_path):
     path = str(tmp_path / "model.keras")
     model = untrained(k=1, remat_groups=3, gradient_dtype="bfloat16")
     model.save(path)
@@ -404,10 +333,16 @@ def test_load_model_changes_groups_cut_and_dtype(tmp_path):
     loaded = tfgpipe.load_model(
         path,
         num_partitions=2,
+        num_micro_batches=2,
+        devices=["CPU:5", "CPU:3"],
         remat_groups=1,
         layers_per_cell=[2, 1],
         gradient_dtype=None,
     )
+    assert loaded.num_micro_batches == 2
+    assert set(devices_of(loaded)) == {5, 3}
+    slots = {v.value.device[-1] for v in loaded.optimizer.variables[2:]}
+    assert slots == {"5", "3"}
     found = arguments(loaded)
     assert found["remat_groups"] == 1
     assert found["layers_per_cell"] == [2, 1]

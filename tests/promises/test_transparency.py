@@ -300,18 +300,19 @@ def test_schedules_that_go_back_in_order_are_bit_identical(case):
     assert_same(case, Case("pairs", 1, 3, "1f1b", "never"), 0)
 
 
-@pytest.mark.parametrize(
-    ("feature", "changes"),
-    [
-        ("offload", {}),
-        ("shards", {}),
-        ("weights on the host", {"weights_on": "devices"}),
-    ],
-)
-def test_file_goes_on_with_other_cells_bit_by_bit(feature, changes):
-    case = Case("noisy", 3, 2, "1f1b", feature=feature)
-    other = {"num_partitions": 2, "schedule": "gpipe"}
-    assert_file_goes_on(case, **other, **changes)
+FILES = [
+    Case("inputs", 3, 2, "1f1b"),
+    Case("noisy", 3, 2, "1f1b", feature="offload"),
+    Case("noisy", 3, 2, "1f1b", feature="shards"),
+    Case("noisy", 3, 2, "1f1b", feature="weights on the host"),
+    Case("tied", 5, 2),
+]
+
+
+@pytest.mark.parametrize("case", slow(FILES, [3, 4]))
+def test_file_goes_on_with_other_cells_bit_by_bit(case):
+    changes = {"num_partitions": 2, "schedule": "gpipe"}
+    assert_file_goes_on(case, **changes, weights_on="devices")
 
 
 class Stop(kl.Layer):
