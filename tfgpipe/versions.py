@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 VERSION = "0.2.0"
 
@@ -61,31 +61,21 @@ def check() -> None:
     Raises:
         ImportError: If one is missing or too old.
     """
+    installed = {}
     # Keras needs TensorFlow, and would say less of what is missing.
-    check_versions(
-        {
-            TENSORFLOW: imported("tensorflow", TENSORFLOW).__version__,
-            KERAS: imported("keras", KERAS).__version__,
-        }
-    )
-
-
-def imported(module: str, supported: Range) -> Any:
-    """A package.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise  # it is there, but something that it needs is not
-        raise ImportError(
-            f"tfgpipe needs {supported}. Received: no module named {module!r}. "
-            f"{supported.cure}",
-            name=module,
-        ) from error
+    for module, supported in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
+        try:
+            package = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise  # it is there, but something that it needs is not
+            raise ImportError(
+                f"tfgpipe needs {supported}. Received: no module named "
+                f"{module!r}. {supported.cure}",
+                name=module,
+            ) from error
+        installed[supported] = package.__version__
+    check_versions(installed)
 
 
 def check_versions(installed: dict[Range, str]) -> None:

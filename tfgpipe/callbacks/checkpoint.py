@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfgpipe.checkpoints import (
     Folder,
@@ -31,9 +30,6 @@ from tfgpipe.checkpoints import (
 )
 from tfgpipe.checks import checked_bool, checked_choice, checked_counts
 from tfgpipe.failures import interrupt_next_trace
-from tfgpipe.versions import VERSION
-
-_MODES = ("auto", "min", "max")
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -117,7 +113,7 @@ class Checkpoint(keras.callbacks.Callback):
         if every is not None:
             (self._every,) = checked_counts(every=every)
         (keep,) = checked_counts(keep=keep)
-        checked_choice("mode", mode, _MODES)
+        checked_choice("mode", mode, ("auto", "min", "max"))
         if best is not None and not (isinstance(best, str) and best):
             raise ValueError(
                 "`best` must be the name of a number in `fit`'s logs, such as "
@@ -131,20 +127,12 @@ class Checkpoint(keras.callbacks.Callback):
         checked_bool("shared", shared)
         checked_bool("on_signal", on_signal)
         self._best = best
-        self._mode = _direction(best) if mode == "auto" else mode
+        if mode == "auto":
+            name = (best or "").lower()
+            mode = "max" if "acc" in name or "auc" in name else "min"
+        self._mode = mode
         self._folder = Folder(folder)
-        self._writer = Writer(
-            self._folder,
-            keep,
-            self._mode,
-            best,
-            {
-                "tfgpipe": VERSION,
-                "tensorflow": tf.__version__,
-                "keras": keras.__version__,
-            },
-            shared,
-        )
+        self._writer = Writer(self._folder, keep, mode, best, shared)
         self._resumed = resumed
         self._signals = Signals(self) if on_signal else None
         self._thread = threading.current_thread()  # of the last `fit`
@@ -197,7 +185,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._is_new = True
         self._writer.check()
         self._end_if_asked()
-        self._is_due = self._has_passed(before)
+        every = self._every  # a multiple of which is passed
+        self._is_due = (
+            every is not None and self._step // every > before // every
+        )
         if self._is_due and self._seen != self._steps:
             self._save()
 
@@ -208,12 +199,14 @@ class Checkpoint(keras.callbacks.Callback):
             self._step -= max(0, more)
         if self._steps is None or self._seen == self._steps:
             self._epoch, self._batch = epoch + 1, 0
-        monitored = self._monitored(logs or {})
+        monitored = self._monitored(logs or {}) if self._best else None
         is_last = epoch + 1 >= self.params.get("epochs", math.inf)
         is_last = is_last or self.model.stop_training
         # Where the length was not known, it was not known to be the end.
         is_due = self._every is None or self._is_due or is_last
-        if (is_due and self._seen) or self._is_best(monitored):
+        if (is_due and self._seen) or (
+            monitored and self._is_best(monitored["value"])
+        ):
             self._save(monitored)
         self._end_if_asked()
 
@@ -230,8 +223,7 @@ class Checkpoint(keras.callbacks.Callback):
                 stacklevel=2,
             )
         if self._signals is not None:
-            self._signals.release()
-            self._exit_if_asked()
+            self._signals.end()
 
     # ---------------------------------------------------------- what it does
     def _take_folder(self) -> None:
@@ -253,11 +245,6 @@ class Checkpoint(keras.callbacks.Callback):
             other._folder.release()
         self._folder.take()
         _holders[path], self._thread = self, thread
-
-    def _has_passed(self, before: int) -> bool:
-        """Returns whether a multiple of `every` was passed since a step."""
-        every = self._every
-        return every is not None and self._step // every > before // every
 
     def _save(self, monitored: dict | None = None) -> None:
         position = Position(self._step, self._epoch, self._batch)
@@ -287,9 +274,7 @@ class Checkpoint(keras.callbacks.Callback):
                 "move these away."
             )
 
-    def _monitored(self, logs: dict[str, Any]) -> dict[str, Any] | None:
-        if self._best is None:
-            return None
+    def _monitored(self, logs: dict[str, Any]) -> dict[str, Any]:
         if self._best not in logs:
             raise ValueError(
                 "`best` must be the name of a number in the logs of each "
@@ -299,12 +284,9 @@ class Checkpoint(keras.callbacks.Callback):
             )
         return {"name": self._best, "value": float(logs[self._best])}
 
-    def _is_best(self, monitored: dict[str, Any] | None) -> bool:
-        if monitored is None:
-            return False
+    def _is_best(self, value: float) -> bool:
         self._writer.wait()
-        best = self._folder.best(self._mode, monitored["name"])
-        value = monitored["value"]
+        best = self._folder.best(self._mode, self._best)
         if best is None:
             return not math.isnan(value)
         return value < best if self._mode == "min" else value > best
@@ -319,12 +301,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._save()
         self._writer.wait()
         self._folder.release()
-        self._signals.release()
-        self._exit_if_asked()
-
-    def _exit_if_asked(self) -> None:
-        if self._signals is not None and self._signals.caught:
-            raise SystemExit(EXIT_CODES[self._signals.caught])
+        self._signals.end()
 
 
 # By a folder, who has it.
@@ -346,13 +323,6 @@ def _fits_with(
                 return True
         frame = frame.f_back
     return False
-
-
-def _direction(name: str | None) -> str:
-    """Returns whether the best value of a metric is the "min" or the "max"."""
-    text = (name or "").lower()
-    is_large = "acc" in text or "auc" in text
-    return "max" if is_large else "min"
 
 
 # What a process ends with that has saved: sysexits.h's "try again later" for
@@ -392,8 +362,8 @@ class Signals:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
 
-    def release(self) -> None:
-        """Lets signals do what they did before."""
+    def end(self) -> None:
+        """Lets signals do what they did before, and ends as one has asked."""
         for number, before in list(self._before.items()):
             # Another one may have come after this, which hands on to it.
             if signal.getsignal(number) == self._note:
@@ -401,6 +371,8 @@ class Signals:
                     signal.signal(number, before)
                 del self._before[number]
         self._is_on = False
+        if self.caught is not None:
+            raise SystemExit(EXIT_CODES[self.caught])
 
     def is_asked(self) -> bool:
         """Returns whether a signal came in the `fit` that calls this."""

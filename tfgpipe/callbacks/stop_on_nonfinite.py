@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ from keras import tree
 from tfgpipe.checks import checked_counts, checked_sink
 from tfgpipe.graphs import is_continuous
 from tfgpipe.internals import Nest
-from tfgpipe.model import GPipe, Section, all_finite, examine
+from tfgpipe.model import GPipe, all_finite, examine
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -165,68 +165,57 @@ def first_nonfinite(model: GPipe, data: Nest) -> str:
         model: A compiled `GPipe` that has seen data.
         data: A mini-batch: x, or a tuple of x, y and sample_weight.
     """
+    told = _in_order(model, data)
+    return next(sentence for is_finite, sentence in told if not is_finite)
+
+
+def _in_order(model: GPipe, data: Nest) -> Iterator[tuple[bool, str]]:
+    """Yields what is finite or not, and what to say if it is the first not."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    if not _are_finite(x):
-        return "The inputs of the mini-batch are not finite."
+    yield _are_finite(x), "The inputs of the mini-batch are not finite."
     total, gradients, start, sections = model.rehearse(data, _all)
     for section in sections:
-        if not all(section.gives):
-            return (
-                f"The outputs of {section.name} are not finite, and its inputs "
-                "are."
-            )
-    if not _are_finite(total):
-        return (
-            "The loss is not finite, and the outputs of all layers are: look "
-            "at the labels, or at what the loss does with such outputs."
+        yield (
+            all(section.gives),
+            f"The outputs of {section.name} are not finite, and its inputs "
+            "are.",
         )
-    pairs = [
-        (d, v)
-        for d, v in zip(gradients, model.trainable_weights)
-        if d is not None
-    ]
-    bad = [v for d, v in pairs if not _are_finite(d)]
-    if not all(start):
-        return (
-            "The gradient of the loss with respect to the outputs of the last "
-            "layer is not finite, and the loss is."
+    yield (
+        _are_finite(total),
+        "The loss is not finite, and the outputs of all layers are: look "
+        "at the labels, or at what the loss does with such outputs.",
+    )
+    yield (
+        all(start),
+        "The gradient of the loss with respect to the outputs of the last "
+        "layer is not finite, and the loss is.",
+    )
+    by_weight = dict(zip(map(id, model.trainable_weights), gradients))
+    for section in reversed(sections):
+        yield (
+            all(section.gradients),
+            f"The gradient with respect to the inputs of {section.name} is "
+            "not finite, and that with respect to its outputs is.",
         )
-    if sentence := _first_gradient(sections, bad):
-        return sentence
-    for d, v in pairs:
-        if not bool(examine(total, [d], ()).is_finite):
-            return (
-                f"The gradient of the weight '{v.path}' is finite, and the sum "
-                "of its squares is not, which optimizers keep."
+        for weight in section.weights:
+            yield (
+                _are_finite(by_weight[id(weight)]),
+                f"The gradient of the weight '{weight.path}' of "
+                f"{section.name} is not finite, and later layers have "
+                "finite ones.",
             )
-    return (
+    for weight, d in zip(model.trainable_weights, gradients):
+        yield (
+            d is None or bool(examine(total, [d], ()).is_finite),
+            f"The gradient of the weight '{weight.path}' is finite, and the "
+            "sum of its squares is not, which optimizers keep.",
+        )
+    yield (
+        False,
         "Run again, layer by layer, all its values are finite: what is not is "
         "state that it would leave, such as a moving variance, or comes from "
-        "rounding, or from XLA."
+        "rounding, or from XLA.",
     )
-
-
-def _first_gradient(
-    sections: Sequence[Section], bad: Sequence[keras.Variable]
-) -> str | None:
-    """Says what is not finite first in the backward pass of layers.
-
-    `bad` are the weights whose gradients are not finite.
-    """
-    for section in reversed(sections):
-        if not all(section.gradients):
-            return (
-                f"The gradient with respect to the inputs of {section.name} is "
-                "not finite, and that with respect to its outputs is."
-            )
-        for weight in bad:
-            if any(v is weight for v in section.weights):
-                return (
-                    f"The gradient of the weight '{weight.path}' of "
-                    f"{section.name} is not finite, and later layers have "
-                    "finite ones."
-                )
-    return None
 
 
 def _all(tensors: Iterable[tf.Tensor]) -> tf.Tensor:

@@ -24,6 +24,7 @@ Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -138,34 +139,26 @@ class Folder:
             best = min if mode == "min" else max
             kept.add(best(values, key=lambda step: (values[step], -step)))
         for step in steps:
-            # What is damaged is left to the user.
-            if step not in kept and self.manifest(step) is not None:
-                self._delete(self.path_of(step))
+            if step not in kept:
+                path = self.path_of(step)
+                with contextlib.suppress(Damaged):  # is left to the user
+                    read_manifest(path, step)
+                    self._delete(path)
 
-    def best(self, mode: str, name: str) -> float | None:
+    def best(self, mode: str, name: str | None) -> float | None:
         """Returns the best monitored value of all checkpoints, or None."""
-        values = self._monitored(name).values()
-        if not values:
-            return None
-        return min(values) if mode == "min" else max(values)
-
-    def manifest(self, step: int) -> Manifest | None:
-        """Returns what a checkpoint says of itself; None if it is damaged."""
-        try:
-            return read_manifest(self.path_of(step), step)
-        except Damaged:
-            return None
+        best = min if mode == "min" else max
+        return best(self._monitored(name).values(), default=None)
 
     def _monitored(self, name: str | None) -> dict[int, float]:
         """Returns what was monitored, by step, where it is a number."""
         numbers = {}
         for step in self.steps():
-            manifest = self.manifest(step)
-            if manifest is None or manifest.monitored is None:
-                continue
-            value = manifest.monitored["value"]
-            if manifest.monitored["name"] == name and not math.isnan(value):
-                numbers[step] = value
+            with contextlib.suppress(Damaged):
+                said = read_manifest(self.path_of(step), step).monitored or {}
+                is_number = not math.isnan(said.get("value", math.nan))
+                if is_number and said["name"] == name:
+                    numbers[step] = said["value"]
         return numbers
 
     def _named(self) -> list[tuple[int, int]]:
@@ -191,8 +184,6 @@ class Folder:
 FORMAT = 1
 
 NAME = "manifest.json"
-
-_BLOCK = 1 << 20
 
 
 class Position(NamedTuple):
@@ -269,7 +260,12 @@ def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
     if not is_whole:
         raise Damaged(f"{NAME} is not as it was written")
     try:
-        manifest = _manifest_from(content)
+        if content["format"] != FORMAT:
+            raise Damaged(f"{NAME} is of a newer version of tfgpipe")
+        fields = {k: content[k] for k in Manifest._fields if k in content}
+        fields["position"] = Position(**content["position"])
+        fields |= {k: {**content[k]} for k in ("variables", "files")}
+        manifest = Manifest(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{NAME} is not as `Checkpoint` writes it") from error
     if step is not None and step != manifest.position.step:
@@ -278,20 +274,6 @@ def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
             f"{manifest.position.step}"
         )
     return manifest
-
-
-def _manifest_from(content: Mapping[str, Json]) -> Manifest:
-    if content["format"] != FORMAT:
-        raise Damaged(f"{NAME} is of a newer version of tfgpipe")
-    return Manifest(
-        Position(**content["position"]),
-        {**content["variables"]},
-        {**content["files"]},
-        content["monitored"],
-        content["optimizer"],
-        content["versions"],
-        content.get("settings", {}),  # of earlier versions
-    )
 
 
 def remove(path: pathlib.Path) -> None:
@@ -327,7 +309,7 @@ def file_record(path: pathlib.Path) -> dict[str, Json]:
     """Returns what a manifest says of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(1 << 20):
             digest.update(block)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 

@@ -83,10 +83,6 @@ _restored: weakref.WeakKeyDictionary[keras.Model, _Notes] = (
 )
 
 
-def _notes_of(model: keras.Model) -> _Notes:
-    return _restored.get(model, _Notes())
-
-
 def restore(
     model: keras.Model,
     folder: str | os.PathLike[str],
@@ -195,19 +191,19 @@ def steps_of(model: keras.Model) -> int:
 
 def known_steps_of(model: keras.Model) -> int:
     """Returns `steps_of`; after `restore`, counted from what it returned."""
-    restored, before, *_ = _notes_of(model)
+    restored, before, *_ = _restored.get(model, _Notes())
     steps = steps_of(model)
     return steps if restored is None else restored.step + steps - before
 
 
 def is_known_damaged(model: keras.Model, step: int) -> bool:
     """Returns whether `restore` met a damaged checkpoint of a step."""
-    return step in _notes_of(model).damaged
+    return step in _restored.get(model, _Notes()).damaged
 
 
 def first_settings_of(model: keras.Model) -> Mapping[str, Json]:
     """Returns what an optimizer was told when its training began."""
-    notes = _notes_of(model)
+    notes = _restored.get(model, _Notes())
     if not notes.settings:
         notes = notes._replace(settings=internals.optimizer_settings(model))
         _restored[model] = notes
@@ -278,21 +274,18 @@ def _build_optimizer(model: keras.Model, names: list[str]) -> None:
         if [type(optimizer).__name__ for optimizer in planned] == names:
             model.compile_as_task()
         model.build_optimizer()
-        return
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    elif getattr(model, "optimizer", None) and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
 
 
 def _indices(
     records: dict[str, list[list[Json]]], manifest: Manifest, path: pathlib.Path
 ) -> dict[str, list[int]]:
     """Returns the index of the saved variable for each of a model, by group."""
-    names = {g: [name for name, *_ in rows] for g, rows in records.items()}
-    saved_names = {
-        group: [name for name, *_ in rows]
-        for group, rows in manifest.variables.items()
-    }
+    names, saved_names = (
+        {group: [name for name, *_ in rows] for group, rows in all_rows.items()}
+        for all_rows in (records, manifest.variables)
+    )
     indices: dict[str, list[int]] = {}
     for group, rows in records.items():
         saved = manifest.variables.get(group, [])
@@ -311,7 +304,8 @@ def _indices(
                 indices[group], other = matched(
                     names[group], saved_names[group]
                 )
-                _tell_names(other, path)
+                if other is not None:
+                    _tell_names(*other, path)
             else:
                 indices[group] = matched_slots(
                     names[group],
@@ -346,15 +340,13 @@ def _of_another_model(what: str, received: str) -> ValueError:
     )
 
 
-def _tell_names(pair: tuple[str, str] | None, path: pathlib.Path) -> None:
-    if pair is not None:
-        warnings.warn(
-            "`model` should have the names that were saved, by which variables "
-            f"are found. Received: '{pair[0]}', where {path} has '{pair[1]}'. "
-            "All were taken in the order of the layers: see that it is the "
-            "same.",
-            stacklevel=4,
-        )
+def _tell_names(name: str, saved: str, path: pathlib.Path) -> None:
+    warnings.warn(
+        "`model` should have the names that were saved, by which variables are "
+        f"found. Received: '{name}', where {path} has '{saved}'. All were "
+        "taken in the order of the layers: see that it is the same.",
+        stacklevel=4,
+    )
 
 
 def _tell_settings(

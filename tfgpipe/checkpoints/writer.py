@@ -31,6 +31,7 @@ from tfgpipe.checkpoints.folder import (
     remove,
 )
 from tfgpipe.devices import names
+from tfgpipe.versions import VERSION
 
 Stored: TypeAlias = "keras.Variable | tf.Variable"
 
@@ -74,14 +75,10 @@ class Writer:
         keep: int,
         mode: str,
         best: str | None,
-        versions: Mapping[str, str],
         shared: bool = True,
     ):
         self._folder = folder
-        self._keep = keep
-        self._mode = mode
-        self._best = best
-        self._versions = versions
+        self._kept = keep, mode, best
         self._shared = shared
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -111,7 +108,11 @@ class Writer:
             {},
             monitored,
             internals.optimizer_names(model),
-            self._versions,
+            {
+                "tfgpipe": VERSION,
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+            },
             settings or {},
         )
         #     training   step 7 | copy | step 8 | step 9 | ...
@@ -160,7 +161,7 @@ class Writer:
             }
             manifest._replace(files=files).write(unfinished)
             self._folder.finish(unfinished, step)
-            self._folder.keep(self._keep, self._mode, self._best, step)
+            self._folder.keep(*self._kept, step)
         except Exception as error:
             self._error = error  # told by `check`
             # A part of one would keep a full disk full.

@@ -27,16 +27,7 @@ from tfgpipe.devices import local
 
 FLAGS = command_line.new_flags()
 user_model.define_model(FLAGS)
-flags.DEFINE_integer(
-    "num_partitions", None, "K, the number of cells.", 1, flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "num_micro_batches",
-    None,
-    "M, the number of micro-batches.",
-    1,
-    flag_values=FLAGS,
-)
+command_line.define_cells(FLAGS)
 
 
 def run(values: flags.FlagValues) -> int:

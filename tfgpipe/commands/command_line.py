@@ -45,6 +45,23 @@ def new_flags() -> flags.FlagValues:
     return values
 
 
+def define_count(
+    values: flags.FlagValues, name: str, text: str, default: int | None = None
+) -> None:
+    """Defines a flag that is a positive number."""
+    flags.DEFINE_integer(name, default, text, 1, flag_values=values)
+
+
+def define_cells(
+    values: flags.FlagValues, k: int | None = None, m: int | None = None
+) -> None:
+    """Defines --num_partitions and --num_micro_batches."""
+    define_count(values, "num_partitions", "K, the number of cells.", k)
+    define_count(
+        values, "num_micro_batches", "M, the number of micro-batches.", m
+    )
+
+
 def define_schedule(values: flags.FlagValues) -> None:
     """Defines --schedule and --remat."""
     flags.DEFINE_enum(

@@ -22,15 +22,9 @@ from tfgpipe.profiles import Profile
 
 FLAGS = command_line.new_flags()
 user_model.define_model(FLAGS)
-flags.DEFINE_integer(
-    "batch_size", None, "Rows of a mini-batch.", 1, flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "num_devices",
-    None,
-    "How many there are. Default: the accelerators here.",
-    1,
-    flag_values=FLAGS,
+command_line.define_count(FLAGS, "batch_size", "Rows of a mini-batch.")
+command_line.define_count(
+    FLAGS, "num_devices", "How many there are. Default: the accelerators here."
 )
 flags.DEFINE_string(
     "machine",
@@ -58,9 +52,7 @@ flags.DEFINE_float(
 def run(values: flags.FlagValues) -> None:
     """Prints the plan."""
     command_line.require(values, "model", "batch_size")
-    profile = None
-    if values.profile is not None:
-        profile = Profile.load(values.profile)
+    profile = None if values.profile is None else Profile.load(values.profile)
     try:
         with tfgpipe.deferred():
             layers, inputs = user_model.load(values.model)

@@ -20,13 +20,11 @@ from tfgpipe.commands.command_line import doing
 
 FLAGS = command_line.new_flags()
 user_model.define_model(FLAGS)
-flags.DEFINE_integer(
+command_line.define_count(
+    FLAGS,
     "batch_size",
-    None,
     "Rows of the largest micro-batch that may be planned, at best of the whole "
     "mini-batch.",
-    1,
-    flag_values=FLAGS,
 )
 flags.DEFINE_float(
     "seconds",

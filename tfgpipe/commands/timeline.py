@@ -26,16 +26,7 @@ from tfgpipe.schedules import CHUNKS, KINDS, SCHEDULES
 
 FLAGS = command_line.new_flags()
 command_line.define_schedule(FLAGS)
-flags.DEFINE_integer(
-    "num_partitions", 4, "K, the number of cells.", 1, flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "num_micro_batches",
-    8,
-    "M, the number of micro-batches.",
-    1,
-    flag_values=FLAGS,
-)
+command_line.define_cells(FLAGS, 4, 8)
 flags.DEFINE_string(
     "output", None, "File to write, .png or .json.", flag_values=FLAGS
 )

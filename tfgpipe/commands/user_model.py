@@ -113,20 +113,17 @@ def _result_of(text: str) -> Any:
             "--model=my_module:make_model or --model=path/to/file.py:"
             f"make_model. Received: --model={text}."
         )
-    if place.endswith(".py"):
-        path = pathlib.Path(place).resolve()
-        folder, module_name = str(path.parent), path.stem
-    else:
-        folder, module_name = os.getcwd(), place
+    path = pathlib.Path(place).resolve()
+    is_file = place.endswith(".py")
+    folder = str(path.parent) if is_file else os.getcwd()
     if folder not in sys.path:  # what is beside it can be imported
         sys.path.insert(0, folder)
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
+    if is_file:
+        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     else:
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(place)
     function = getattr(module, name, None)
     if not callable(function):
         raise BadFlags(

@@ -37,12 +37,8 @@ flags.DEFINE_integer(
     2**16 - 1,
     flag_values=FLAGS,
 )
-flags.DEFINE_integer(
-    "num_virtual_devices",
-    None,
-    "Split the CPU into so many devices.",
-    1,
-    flag_values=FLAGS,
+command_line.define_count(
+    FLAGS, "num_virtual_devices", "Split the CPU into so many devices."
 )
 flags.DEFINE_string(
     "bind",

@@ -309,7 +309,8 @@ def _run_keras(model: GPipe, data: MiniBatchData) -> KerasStep:
     sizes = MicroBatches(x, model.num_micro_batches * model.num_replicas)
 
     def run() -> Any:
-        values = {id(v): (v, tf.identity(v.value)) for v in model.variables}
+        variables = [*model.variables, *seeds.values()]
+        values = {id(v): (v, tf.identity(v.value)) for v in variables}
         watched = [values[id(v)][1] for v in weights]
         outputs, losses = [], []
         assigned: dict[int, tf.Tensor] = {}
@@ -449,7 +450,12 @@ def _compare_keras(
         _compare_gradients(tally, "loss", places, on_host, expected, limit)
     optimizer, weights = model.optimizer, model.trainable_weights
     trained = {id(v) for v, d in zip(weights, step.gradients) if d is not None}
-    slots = [*optimizer.variables, *internals.unlisted(optimizer)]
+    compared = [  # not an average, which a `train_step` assigns
+        v
+        for v in model.trainable_variables
+        if id(v) in trained or id(v) in places.names
+    ]
+    compared += [*optimizer.variables, *internals.unlisted(optimizer)]
     with model.unchanged(), tf.device(HOST):
         for weight in weights:
             if id(weight) in expected.assigned:
@@ -457,10 +463,8 @@ def _compare_keras(
         if weights:
             with internals.without_all_reduce(optimizer):
                 optimizer.apply_gradients([*zip(step.gradients, weights)])
-        for variable in [*model.trainable_variables, *slots]:
+        for variable in compared:
             key = id(variable)
-            if not (key in trained or key in places.names):
-                continue  # such as an average, which a `train_step` assigns
             difference = change_distance(
                 step.after[key], variable.numpy(), step.before[key]
             )

@@ -155,10 +155,7 @@ class Cluster:
             for connection in self._links.values():
                 connection.close()
             raise
-        for host in hosts.others:
-            threading.Thread(
-                target=self._watch, args=(host,), daemon=True
-            ).start()
+        self._watch(self._watch_link)
         self._start_tensorflow(addresses)
         names = {
             kind: [d.name for d in tf.config.list_logical_devices(kind)]
@@ -169,10 +166,7 @@ class Cluster:
         except ValueError:
             self.end(2)
             raise
-        for host in hosts.others:
-            threading.Thread(
-                target=self._watch_devices, args=(host,), daemon=True
-            ).start()
+        self._watch(self._watch_devices)
 
     # ------------------------------------------------------------- connecting
     def _connect(self, until: float, timeout: float) -> dict[Host, str]:
@@ -255,18 +249,17 @@ class Cluster:
         with listener:  # TensorFlow listens there afterwards
             self._address = f"{name}:{listener.getsockname()[1]}"
             self._close_port()
-            problems = self._tell_hosts(name)
-            if problems:
-                return problems
-            for host, connection in self._links.items():
+            far = [connection.far_host for connection in self._links.values()]
+            names = {name, *far, *(host.name for host in self._hosts.all)}
+            problems: list[str] = []
+            for host in self._links:
+                self._ask(host, problems, link.ANSWER, hosts=sorted(names))
+            for host in () if problems else self._links:
                 others = {*addresses.values(), self._address}
                 others -= {addresses[host]}
-                try:
-                    connection.send(reach=[_pair(a) for a in sorted(others)])
-                    answer = connection.receive(len(others) * link.ANSWER)
-                except OSError as error:
-                    problems.append(f"Lost {host}: {error}. Start it again.")
-                    continue
+                ways = [_pair(a) for a in sorted(others)]
+                seconds = len(ways) * link.ANSWER
+                answer = self._ask(host, problems, seconds, reach=ways)
                 problems += [
                     f"{host} cannot reach {why}. All hosts must reach each "
                     "other and the controller, on any port, under the names "
@@ -278,34 +271,23 @@ class Cluster:
                 ]
         return problems
 
-    def _tell_hosts(self, name: str) -> list[str]:
-        """Has workers open TensorFlow's ports to all hosts; what fails."""
-        far = [connection.far_host for connection in self._links.values()]
-        names = sorted({name, *far, *(host.name for host in self._hosts.all)})
-        problems = []
-        for host, connection in self._links.items():
-            try:
-                connection.send(hosts=names)
-                connection.receive(link.ANSWER)
-            except OSError as error:
-                problems.append(f"Lost {host}: {error}. Start it again.")
-        return problems
+    def _ask(
+        self, host: Host, problems: list[str], seconds: float, **message: Any
+    ) -> dict[str, Any]:
+        """Sends a worker a message; returns its answer, or notes a problem."""
+        try:
+            self._links[host].send(**message)
+            return self._links[host].receive(seconds)
+        except OSError as error:
+            problems.append(f"Lost {host}: {error}. Start it again.")
+            return {}
 
     def _close_port(self) -> str:
         """Closes this process's port to strangers; says to whom it is open."""
         port = _pair(self._address)[1]
-        problem: str | None = "any host is allowed"
-        if self._closes_port:
-            names = [host.name for host in self._hosts.others]
-            names += [
-                connection.far_host for connection in self._links.values()
-            ]
-            try:
-                friends = port_filter.addresses_of(names)
-                port_filter.close_to_strangers(port, friends)
-                problem = None
-            except port_filter.OpenPort as error:
-                problem = str(error)
+        names = [host.name for host in self._hosts.others]
+        names += [connection.far_host for connection in self._links.values()]
+        problem = port_filter.problem(port, names, self._closes_port)
         return port_filter.told(port, problem, "the workers' hosts")
 
     def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
@@ -334,7 +316,11 @@ class Cluster:
             self._close_port()
 
     # --------------------------------------------------------------- the end
-    def _watch(self, host: Host) -> None:
+    def _watch(self, watch: Callable[[Host], None]) -> None:
+        for host in self._hosts.others:
+            threading.Thread(target=watch, args=(host,), daemon=True).start()
+
+    def _watch_link(self, host: Host) -> None:
         """Ends this process when a worker is lost.
 
         TensorFlow would tell the same in other words, but only if something

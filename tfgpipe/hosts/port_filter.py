@@ -70,6 +70,20 @@ def close_to_strangers(port: int, friends: Iterable[str] = ()) -> None:
         raise OpenPort("this process has no such socket")
 
 
+def problem(port: int, names: Iterable[str], closes: bool) -> str | None:
+    """Closes a port to all but hosts of some names; returns why it cannot.
+
+    `closes` is whether it may be closed.
+    """
+    if not closes:
+        return "any host is allowed"
+    try:
+        close_to_strangers(port, addresses_of(names))
+    except OpenPort as error:
+        return str(error)
+    return None
+
+
 def told(port: int, problem: str | None, others: str) -> str:
     """Says to whom a port is open, in a line.
 
@@ -108,12 +122,7 @@ def program(
     Args:
         friends: From where packets are let through.
     """
-    known = {
-        friend.ipv4_mapped or friend
-        if isinstance(friend, ipaddress.IPv6Address)
-        else friend
-        for friend in friends
-    }
+    known = {getattr(one, "ipv4_mapped", None) or one for one in friends}
     four, six = (
         _of_version(
             v, [f.packed for f in sorted(known, key=str) if f.version == v]

@@ -113,16 +113,13 @@ class Busy(ConnectionError):
 
 def admit(
     connection: Link, known: bytes, take: Callable[[str], dict[str, Any]]
-) -> str | None:
+) -> None:
     """Lets a controller in that knows the secret.
 
     Args:
         connection: To whoever has connected.
         known: The secret.
         take: Takes a controller of some name; returns what to answer.
-
-    Returns:
-        The name of the controller, if it was taken; None if not.
 
     Raises:
         OSError: If it is no controller, or one without the secret.
@@ -139,7 +136,6 @@ def admit(
         raise Refused("it has another secret")
     answer = take(name[:200])
     connection.send(**answer, proof=proof(known, "worker", ours, theirs))
-    return None if "busy_with" in answer else name[:200]
 
 
 def introduce(

@@ -141,19 +141,19 @@ class Worker:
             return answer
 
         try:
-            name = secret.admit(stranger, self._known, take)
+            secret.admit(stranger, self._known, take)
         except OSError:
-            name = None
             if taken:  # it went away before it heard of it
                 self._is_taken = False
+            taken.clear()
         finally:
             with self._lock:
                 if stranger in self._strangers:
                     self._strangers.remove(stranger)
-        if name is None:
-            stranger.close()
-        else:
+        if taken:
             self._taken.put(stranger)
+        else:
+            stranger.close()
 
     def _take(self, name: str) -> dict[str, Any]:
         answer = {
@@ -202,14 +202,7 @@ class Worker:
 
     def _open_to(self, names: Iterable[str]) -> str | None:
         """Opens TensorFlow's port to hosts alone; or returns why it cannot."""
-        if not self._closes:
-            return "any host is allowed"
-        try:
-            addresses = port_filter.addresses_of(names)
-            port_filter.close_to_strangers(self._tensorflow_port, addresses)
-        except port_filter.OpenPort as error:
-            return str(error)
-        return None
+        return port_filter.problem(self._tensorflow_port, names, self._closes)
 
     def close_port(self) -> str:
         """Closes TensorFlow's port to other hosts; says to whom it is open."""

@@ -6,14 +6,12 @@
 from tfgpipe.model.build import print_cells
 from tfgpipe.model.gpipe import GPipe
 from tfgpipe.model.nonfinite import all_finite, examine
-from tfgpipe.model.rehearsal import HOST, Rehearsal, Section
+from tfgpipe.model.rehearsal import HOST
 from tfgpipe.model.saving import load_model
 
 __all__ = [
     "HOST",
     "GPipe",
-    "Rehearsal",
-    "Section",
     "all_finite",
     "examine",
     "load_model",

@@ -219,22 +219,23 @@ class Units:
         ]
         free = {t.ref() for t in fixed}
         free |= {inner.ref() for _, inner in traced.graph.captures}
-        given: dict[Hashable, tf.Tensor] = {}
         for unit in self.units:
-            for op in unit.operations:
-                for tensor in op.inputs:
-                    maker = self._unit_of.get(tensor.op.name)
-                    if maker is unit or follows(tensor, free):
-                        continue
-                    given[tensor.ref()] = tensor
-                    _add(unit.takes, tensor)
+            inputs = {
+                t.ref(): t
+                for op in unit.operations
+                for t in op.inputs
+                if self._unit_of.get(t.op.name) is not unit
+                and not follows(t, free)
+            }
+            unit.takes = [*inputs.values()]
         # State and losses have rules of their own, whoever reads them.
         others = {t.ref() for t in (*traced.assigned, *traced.losses)}
         handed_out = [self._made(t) for t in traced.handed_out if t is not None]
-        for tensor in [*given.values(), *handed_out]:
+        taken = [t for unit in self.units for t in unit.takes]
+        for ref, tensor in {t.ref(): t for t in [*taken, *handed_out]}.items():
             maker = self._unit_of.get(tensor.op.name)
-            if maker is not None and tensor.ref() not in others:
-                _add(maker.gives, tensor)
+            if maker is not None and ref not in others:
+                maker.gives.append(tensor)
 
     def _made(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns what is only handed on behind all units, where it is made."""
@@ -282,11 +283,6 @@ def is_random(kind: str) -> bool:
     if not any(name in kind for name in names):
         return False
     return not kind.startswith(("StatelessRandomGet", "RandomDataset"))
-
-
-def _add(tensors: list[tf.Tensor], tensor: tf.Tensor) -> None:
-    if not any(tensor is known for known in tensors):
-        tensors.append(tensor)
 
 
 def _seen(library: Any, node: tf.compat.v1.NodeDef) -> tuple[set[str], bool]:

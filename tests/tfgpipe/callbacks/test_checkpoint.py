@@ -111,18 +111,6 @@ def test_best_must_be_in_the_logs(tmp_path):
         trained([save])
 
 
-def test_training_is_the_same_with_it(tmp_path):
-    def weights(callbacks):
-        keras.utils.set_random_seed(1)
-        model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4), kl.Dense(4)], 2)
-        model.compile("sgd", "mse")
-        return trained(callbacks, model=model).get_weights()
-
-    found = weights([Checkpoint(tmp_path, every=1)])
-    for a, b in zip(found, weights([]), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_folder_that_cannot_be_written_is_told_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)

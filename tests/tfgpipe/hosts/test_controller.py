@@ -1,12 +1,10 @@
 """How controller and workers find each other, without TensorFlow's servers."""
 
 import contextlib
-import select
 import socket
 import struct
 import threading
 import time
-import types
 
 import pytest
 
@@ -200,19 +198,6 @@ def test_stranger_does_not_disturb_a_worker(text, server, make):
     assert results == [0]
 
 
-def test_silence_of_strangers_holds_nobody_up(server, make, monkeypatch):
-    monkeypatch.setattr(link, "HELLO", 60.0)
-    one = make(0, server)
-    silent = [linked(one.port) for _ in range(20)]
-    with running(one.serve) as results:
-        connection, _ = hello(one.port)
-        connection.send(end=0)
-        connection.close()
-    assert results == [0]
-    for stranger in silent:
-        stranger.close()
-
-
 def test_slow_stranger_is_sent_away(server, make, monkeypatch):
     """Though it goes on sending."""
     monkeypatch.setattr(link, "HELLO", 0.3)
@@ -320,11 +305,6 @@ def test_controller_that_goes_away_at_once_leaves_the_worker_free(
     assert results == [0]
 
 
-def test_worker_without_a_controller_gives_up(server, make):
-    with pytest.raises(TimeoutError):
-        make(0, server).serve(0.01)
-
-
 def test_port_in_use_is_an_error(server):
     with refused("must be free", f"port={server}", "take another"):
         worker.Worker(server, server, SECRET)
@@ -376,29 +356,6 @@ def test_worker_that_is_silent_is_lost(line):
     assert why.startswith("it has given no sign of life for 0.5 s")
 
 
-@pytest.mark.usefixtures("quick")
-def test_time_in_which_the_controller_is_stopped_does_not_count(
-    line, monkeypatch
-):
-    """It waits three times as long as it should, again and again."""
-    ours, theirs = line
-    waits = []
-
-    def stopped(*arguments):
-        waits.append(time.sleep(0.1))
-        if len(waits) % 5 == 0:
-            theirs.send(beat={})
-        if len(waits) == 15:
-            theirs.send(other=1)
-        return found(*arguments)
-
-    found = select.select
-    monkeypatch.setattr(
-        controller, "select", types.SimpleNamespace(select=stopped)
-    )
-    assert controller._followed(ours) == "it sent what it should not"
-
-
 # -------------------------------------------------------------- the controller
 def test_hosts_that_cannot_be_reached_are_all_named(free_port):
     found = addresses.of_workers(
@@ -416,19 +373,6 @@ def test_host_that_is_no_worker_is_named(server):
     """It takes the connection, and says nothing."""
     with refused(f"Cannot reach worker 0 at 127.0.0.1:{server} within 1 s"):
         connect(server, timeout=1)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
-def test_after_another_failure_workers_may_end(error, monkeypatch):
-    """Or the thread that watches them would end this process untold."""
-    waits = []
-    monkeypatch.setattr(controller.time, "sleep", waits.append)
-    connected = object.__new__(controller.Cluster)
-    connected._has_ended = False
-    with pytest.raises(error), connected:
-        raise error
-    assert connected._has_ended
-    assert len(waits) == (error is RuntimeError)  # it may be a worker's
 
 
 @pytest.mark.parametrize("what", sorted(link.fingerprint()))
@@ -464,15 +408,6 @@ def test_worker_that_cannot_reach_another_is_named(free_port, server, make):
         ),
     ):
         connect(first.port, second.port)
-
-
-def test_controller_has_a_name_that_far_workers_know(server):
-    """Not the one under which it knows itself."""
-    with contextlib.closing(linked(server)) as near:
-        assert near.near_host == "127.0.0.1"
-        far = types.SimpleNamespace(near_host="10.0.0.7")
-        assert controller._local_name([near]) == "127.0.0.1"
-        assert controller._local_name([near, far]) == "10.0.0.7"
 
 
 def test_host_that_is_cut_off_is_noticed(server):

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import tensorflow as tf
 
 from tfgpipe.hosts import controller, link
 from tfgpipe.hosts.controller import Progress, ask_devices, wait_until_silent
@@ -88,11 +87,3 @@ def test_a_device_answers():
 
 def test_a_device_that_there_is_not_has_no_answer_to_wait_for():
     assert ask_devices(["/job:nobody/task:7/device:CPU:0"]).wait(30)
-
-
-def test_steps_of_training_and_of_tests_are_counted():
-    watched = Progress()
-    watched.on_train_batch_end(0)
-    watched.on_test_batch_end(0)
-    assert watched.count == 2
-    assert isinstance(watched, tf.keras.callbacks.Callback)

@@ -160,36 +160,6 @@ def test_activity_regularizer_that_is_a_mean_already_is_told(name, dtype):
     )
 
 
-def test_activity_regularizer_that_is_neither_is_told():
-    (message,) = of_regularizer("largest")
-    assert "gives `add_loss` what is no mean over rows." in message
-    assert "an `activity_regularizer` returns, which must be a sum" in message
-
-
-class Adds(keras.layers.Layer):
-    def __init__(self, loss):
-        super().__init__(name="own")
-        self.loss = loss
-
-    def call(self, x):
-        self.add_loss(self.loss(x))
-        return x
-
-
-@pytest.mark.parametrize(
-    ("loss", "what", "cure"),
-    [
-        (ops.sum, "a sum over rows.", "Divide it by their number"),
-        (lambda x: ops.mean(x) / _number(x), "once more.", "Divide it once"),
-        (ops.max, "what is no mean over rows.", "Give a mean over rows"),
-    ],
-)
-def test_added_loss_is_said_as_it_was_seen(loss, what, cure):
-    (message,) = said(Adds(loss), 3)
-    assert what in message
-    assert cure in message
-
-
 @pytest.mark.parametrize(("name", "times"), [("sum", 1.0), ("mean", 2.0)])
 def test_activity_regularizer_comes_out_as_the_warning_says(name, times):
     """Of two micro-batches a mean over rows is twice what it is in Keras."""

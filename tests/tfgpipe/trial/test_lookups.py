@@ -130,17 +130,6 @@ def test_each_micro_batch_has_the_gradients_of_its_own_indices(layer):
         assert_close(trained(model), expected)
 
 
-def test_schedules_agree_on_slices_of_drawn_indices():
-    def make():
-        return [kl.Dense(3), Drawn()]
-
-    found = [
-        trained(pipeline(make, 2, 3, schedule=name), keras.optimizers.Adam)
-        for name in ("gpipe", "1f1b")
-    ]
-    assert_close(*found)
-
-
 class Notes(kl.Layer):
     """Notes which half of the table comes first, for another layer."""
 

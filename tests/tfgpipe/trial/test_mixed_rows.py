@@ -10,11 +10,6 @@ from keras import layers as kl
 import tfgpipe
 
 
-class Centred(kl.Layer):
-    def call(self, x):
-        return x - keras.ops.mean(x, axis=0)
-
-
 def warned(layers, num_micro_batches=2, num_partitions=2):
     """The warnings of a training step and of an inference."""
     model = tfgpipe.GPipe(layers, num_partitions, num_micro_batches)
@@ -38,16 +33,6 @@ def test_equalised_images_are_those_of_a_micro_batch():
     layers = [kl.Reshape((5, 1, 1)), kl.Equalization(), kl.Flatten()]
     (message,) = warned([keras.Input((5,)), *layers, kl.Dense(2)])
     assert "Layer 'equalization" in message
-
-
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
-def test_batch_normalisation_is_not_warned_of(num_micro_batches):
-    layers = [kl.Dense(3), kl.BatchNormalization(), kl.Dense(2)]
-    assert not warned([keras.Input((5,)), *layers], num_micro_batches)
-
-
-def test_one_micro_batch_is_not_warned_of():
-    assert not warned([keras.Input((5,)), Centred(), kl.Dense(2)], 1)
 
 
 def test_number_of_rows_in_outputs_is_warned_of():

@@ -29,7 +29,7 @@ def untried_and_differing(name, training, monkeypatch):
     own = tried(
         source.layers, x, training, use.x, model.cast_inputs, source.call
     )
-    (found,) = own._tried
+    (found,) = own.tried
     return found.untried(), [text for *_, text in found.said.values()]
 
 
