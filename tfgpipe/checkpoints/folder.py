@@ -262,7 +262,9 @@ def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
     try:
         if content["format"] != FORMAT:
             raise Damaged(f"{NAME} is of a newer version of tfgpipe")
-        fields = {k: content[k] for k in Manifest._fields if k in content}
+        fields = {
+            k: content[k] for k in Manifest.__annotations__ if k in content
+        }
         fields["position"] = Position(**content["position"])
         fields |= {k: {**content[k]} for k in ("variables", "files")}
         manifest = Manifest(**fields)
