@@ -11,7 +11,7 @@ from tiny import compiled
 
 import tfgpipe
 from tfgpipe import failures
-from tfgpipe.graphs import in_turn, one_step, out_of_turn, turns
+from tfgpipe.graphs import functions, in_turn, one_step
 
 TIMES = 3  # which device tells first is chance
 X, Y = np.ones((6, 3), "int32"), np.ones((6, 2), "float32")
@@ -223,8 +223,8 @@ def shares(dtype="float32", device=None):
     specs = [tf.TensorSpec([], dtype)]
     with tf.Graph().as_default() as graph, tf.device(device):
         tf.constant(1)
-    stays = turns.stays_where_called(specs, graph.as_graph_def())
-    traced = turns.traced(lambda _: 1, specs, {"autograph": False}, stays)
+    definition, options = graph.as_graph_def(), {"autograph": False}
+    traced = functions.traced(lambda _: 1, specs, options, definition)
     return traced.function_def.attr["shared_rendezvous"].b
 
 
@@ -247,7 +247,7 @@ def test_only_functions_that_wait_for_each_other_share():
     """Others, run at the same time on one device, would mix their tensors."""
 
     def counting():
-        with out_of_turn():
+        with in_turn(False):
             return shares()
 
     assert shared(shares) == [True]

@@ -210,14 +210,14 @@ class Arguments:
 
     def stores_of(
         self, devices: Sequence[str], of_shards: bool = False
-    ) -> list[str] | None:
-        """Returns where the weights of a cell are; None for on its devices.
+    ) -> tuple[str, ...]:
+        """Returns where the weights of a cell are; none for on its devices.
 
         The weights of layers with shards are on the host.
         """
         if self.weights_on == "devices" and not of_shards:
-            return None
-        return [self._store or names.host_of(device) for device in devices]
+            return ()
+        return tuple(self._store or names.host_of(d) for d in devices)
 
     def num_shards(self, shards_of_layer: Any) -> int:
         """Counts them, by what `shards` says of a layer, or None."""

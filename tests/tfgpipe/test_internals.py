@@ -1791,5 +1791,5 @@ def test_tensors_follow_from_their_ancestors():
         other = tf.exp(x, name="other").op
     assert {*internals.ancestors([z])} == {"x", "y", "z"}
     assert {*internals.ancestors([z], lambda t: t is y)} == {"z"}
-    assert "before" in internals.ancestors([z], with_controls=True)
+    assert "before" in internals.ancestors([z], controls=lambda _: True)
     assert "other" in internals.ancestors([z], effects=[other])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import keras
@@ -23,7 +24,7 @@ class LayerCall:
 
     def __init__(self, operation: keras.Operation):
         is_layer = isinstance(operation, keras.layers.Layer)
-        self.layer = operation if is_layer else stand_in(operation.name)
+        self.layer = operation if is_layer else _stand_in(operation.name)
         self.operation = operation
 
 
@@ -42,7 +43,7 @@ class SectionCall(LayerCall):
         self, section: Section, is_whole: bool, read: list[keras.Variable]
     ):
         called = section.operation if is_whole else None
-        super().__init__(called or stand_in(section.name, read))
+        super().__init__(called or _stand_in(section.name, read))
         self.section = section
         self.read = read
 
@@ -53,6 +54,7 @@ class SectionCall(LayerCall):
         return [*held.values()]
 
 
+@dataclasses.dataclass(eq=False)
 class Cell:
     """Layers of a model, one after the other, on one device.
 
@@ -79,29 +81,24 @@ class Cell:
             its own, and the one of the equal cell whose functions it shares.
     """
 
-    def __init__(
-        self,
-        index: int,
-        steps: Sequence[SectionCall],
-        devices: Sequence[str],
-        number: int | None = None,
-        stores: Sequence[str] | None = None,
-        head_parts: int = 1,
-        shards: range | None = None,
-        callers: Sequence[str] | None = None,
-    ):
-        self.index = index
-        self.number = index if number is None else number
-        self.steps = tuple(steps)
-        self.sequence = [step.layer for step in steps]
-        self.devices = tuple(devices)
+    index: int
+    steps: Sequence[SectionCall]
+    devices: tuple[str, ...]
+    number: int = -1
+    stores: tuple[str, ...] = ()
+    head_parts: int = 1
+    shards: range | None = None
+    callers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            self.number = self.index
+        self.stores = self.stores or self.devices
+        self.callers = self.callers or self.devices
+        self.sequence = [step.layer for step in self.steps]
         self.device = self.devices[0]
-        self.stores = self.devices if stores is None else tuple(stores)
-        self.head_parts = head_parts
-        self.shards = shards
-        self.callers = self.devices if callers is None else tuple(callers)
         self.called: list[keras.Operation] = []
-        self.traced_as = {index}
+        self.traced_as = {self.index}
         self._warnings: set[str] = set()
 
     @property
@@ -154,13 +151,13 @@ class Cell:
     @property
     def state(self) -> list[keras.Variable]:
         """Frozen weights, statistics, seeds and metrics."""
-        variables = {
-            id(v): v
+        variables = [
+            v
             for step in self.steps
             for v in [*step.variables, *step.layer.metrics_variables]
-            if not internals.is_trained(v)
-        }
-        return list(variables.values())
+        ]
+        state = {id(v): v for v in variables if not internals.is_trained(v)}
+        return [*state.values()]
 
     @property
     def seeds(self) -> list[keras.Variable]:
@@ -186,7 +183,7 @@ class Cell:
     def describe(self, layer: keras.Operation | str) -> str:
         """Says where in the pipeline a layer is."""
         devices = " or ".join(self.devices)
-        return f"{name_in_words(layer)} of cell {self.number} on {devices}"
+        return f"{_in_words(layer)} of cell {self.number} on {devices}"
 
     def named_as(self, k: int, i: int) -> list[str]:
         """Describes layer i of the operations that are named cell k, if here.
@@ -194,13 +191,12 @@ class Cell:
         Returns:
             One text, or none.
         """
-        if k not in self.traced_as or i >= len(self.called):
-            return []
-        return [self.describe(self.called[i])]
+        called = self.called[i : i + 1] if k in self.traced_as else []
+        return [*map(self.describe, called)]
 
     def warn_of(self, layer: keras.Operation | str, fact: str) -> None:
         """Warns of a layer, of each fact once."""
-        name = name_in_words(layer)
+        name = _in_words(layer)
         message = f"{name[0].upper()}{name[1:]} {fact}"
         if message not in self._warnings:
             failures.warn(message)
@@ -244,7 +240,7 @@ class _StandIn(keras.layers.Layer):
     """A layer that stands for an operation where layers are noted."""
 
 
-def stand_in(
+def _stand_in(
     name: str, variables: Sequence[keras.Variable] = ()
 ) -> keras.layers.Layer:
     """Returns a layer that stands for an operation, and holds its variables."""
@@ -254,7 +250,7 @@ def stand_in(
     return layer
 
 
-def name_in_words(layer: keras.Operation | str) -> str:
+def _in_words(layer: keras.Operation | str) -> str:
     """Names a layer, or the operation for which it stands; a text stays."""
     if isinstance(layer, str):
         return layer

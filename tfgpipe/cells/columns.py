@@ -69,14 +69,6 @@ class Columns(NamedTuple):
     output_axis: int | None = -1
     last: tuple[keras.layers.Layer, str] | None = None
 
-    def pieces(self, count: int) -> list[Pieces]:
-        """Returns the pieces of weights of each group."""
-        pieces_by_weight = [
-            [(weight, piece) for piece in pieces_of(axis, self.size, count)]
-            for weight, axis in self.axes
-        ]
-        return [*zip(*pieces_by_weight)]
-
     def without_last(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the layer does not apply `last`."""
         if self.last is None:
@@ -130,7 +122,7 @@ def columns_of(
     call = type(layer).call
     if call is kl.Dense.call:
         axes = {internals.KERNEL: 1, "bias": 0, "lora_kernel_b": 1}
-        return _along(layer, axes)._replace(last=_activation_of_all(layer))
+        return _along(layer, axes)
     if call is kl.EinsumDense.call:
         return _of_einsum(layer, count)
     if call is kl.MultiHeadAttention.call:
@@ -154,14 +146,10 @@ def _along(layer: keras.layers.Layer, axes: dict[str, int]) -> Columns:
         if (weight := getattr(layer, name, None)) is not None
     ]
     first, axis = weights[0]
-    return Columns(weights, first.shape[axis])
-
-
-def _activation_of_all(
-    layer: keras.layers.Layer,
-) -> tuple[keras.layers.Layer, str] | None:
-    is_of_all = layer.activation not in (None, *_ELEMENTWISE)
-    return (layer, "activation") if is_of_all else None
+    activation = getattr(layer, "activation", None)
+    is_of_all = activation not in (None, *_ELEMENTWISE)
+    last = (layer, "activation") if is_of_all else None
+    return Columns(weights, first.shape[axis], last=last)
 
 
 def _of_einsum(layer: keras.layers.EinsumDense, count: int) -> Columns | None:
@@ -187,9 +175,7 @@ def _of_einsum(layer: keras.layers.EinsumDense, count: int) -> Columns | None:
         bias_axis = len(bias_shape) + output_axis
         if bias_axis >= 0 and bias_shape[bias_axis] == sizes[letter]:
             axes["bias"] = bias_axis
-    return _along(layer, axes)._replace(
-        output_axis=output_axis, last=_activation_of_all(layer)
-    )
+    return _along(layer, axes)._replace(output_axis=output_axis)
 
 
 def _of_attention(layer: keras.layers.MultiHeadAttention) -> Columns | None:
@@ -259,7 +245,11 @@ def in_columns(
             )
         arguments, copies = _copy_arguments((args, kwargs), count)
         outputs = []
-        for i, pieces in enumerate(columns.pieces(count)):
+        by_weight = [
+            [(weight, piece) for piece in pieces_of(axis, columns.size, count)]
+            for weight, axis in columns.axes
+        ]
+        for i, pieces in enumerate(zip(*by_weight)):
             begin(i)
             with reading(pieces), columns.without_last():
                 outputs.append(call(*arguments[i][0], **arguments[i][1]))

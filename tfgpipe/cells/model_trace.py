@@ -12,37 +12,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.cells.head import Head
 from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import TracedModel, TraceOptions
 from tfgpipe.inputs import structure_of
 from tfgpipe.internals import Nest
 from tfgpipe.state import ModelScope, MovingStatistics, choosing_moments
-
-
-class LossAndMetrics(Protocol):
-    """Loss and metrics of a micro-batch, as a step computes them.
-
-    Attributes:
-        metric_state: The variables of the metrics that it updates.
-        metrics_add_up: Whether it updates all metrics.
-    """
-
-    metric_state: list[keras.Variable]
-    metrics_add_up: bool
-
-    def __call__(
-        self, y_pred: Nest, labels: Nest, is_split: bool
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns sums and counts of the loss, one each for each output."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +51,7 @@ class ModelCall:
     layers: Sequence[keras.layers.Layer]
     training: bool
     is_split: bool
-    head: LossAndMetrics | None = None
+    head: Head | None = None
     synchronizes: bool = False
     home: Home = lambda *_: None
     around: Around = lambda *_: contextlib.nullcontext()
@@ -163,21 +146,18 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
     moments = internals.batch_moments
     if model.synchronizes:
         moments = choosing_moments(internals.current_graph())
-    recording: contextlib.AbstractContextManager = contextlib.nullcontext()
-    if model.is_split:
-        recording = internals.recording_moments(
-            moving.layers, scope.record, moments
-        )
     # Scalars, one for each output with a loss.
     sums: list[tf.Tensor] = []
     counts: list[tf.Tensor] = []
     with (
-        contextlib.nullcontext() if tape is None else tape,
+        tape or contextlib.nullcontext(),
         scope,
         sections.noting(),
         internals.naming_on_tapes(),
         internals.noting_losses(model.layers) as added,
-        recording,
+        internals.recording_moments(moving.layers, scope.record, moments)
+        if model.is_split
+        else contextlib.nullcontext(),
     ):
         y = model.call(x, model.training)
         sections.begin(model.num_cells - 1)  # the head, in the last cell
@@ -231,21 +211,19 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
 def _as_result(tensor: Any) -> tf.Tensor:
     """Returns a tensor that a cell makes: arguments are copied."""
     tensor = tf.convert_to_tensor(tensor)
-    is_argument = tensor.op.type in (
-        "Placeholder",
-        "PlaceholderWithDefault",
-        "ReadVariableOp",
-    )
-    return tf.identity(tensor) if is_argument else tensor
+    if tensor.op.type.startswith(("Placeholder", "ReadVariableOp")):
+        return tf.identity(tensor)
+    return tensor
 
 
 def _warn_of_attributes(outputs: Sequence[Any]) -> None:
     """Warns of attributes of outputs that whole mini-batches will not have."""
-    values: dict[str, Any] = {}
-    for tensor in outputs:
-        values.update(internals.without_rows(tensor))
-    if values:
-        shapes = {name: tuple(t.shape) for name, t in values.items()}
+    shapes = {
+        name: tuple(value.shape)
+        for tensor in outputs
+        for name, value in internals.without_rows(tensor).items()
+    }
+    if shapes:
         warn(
             "Attributes of outputs must have a value for each row if there is "
             f"more than one micro-batch. Received: {shapes}, which a loss of "

@@ -30,6 +30,7 @@ from tfgpipe.graphs import (
     TracedModel,
     TraceOptions,
     follows,
+    operation_flops,
     repeats_of,
 )
 from tfgpipe.internals import Nest
@@ -94,8 +95,7 @@ def outline(
     call: Callable[[Any, bool], Any],
     layers: Sequence[keras.layers.Layer],
     spec: Nest,
-    flops: Callable[[tf.Operation], float],
-    starts: Starts = nonempty_sections,
+    starts_of: Starts = nonempty_sections,
     training: bool = True,
     is_split: bool = False,
 ) -> Outline:
@@ -105,27 +105,76 @@ def outline(
         call: Calls it, with `training`.
         layers: All of its layers.
         spec: Nest of `keras.KerasTensor`s, its inputs.
-        flops: Returns the FLOPs of an operation.
-        starts: Returns the sections with which steps begin.
+        starts_of: Returns the sections with which steps begin.
         training: Whether it is trained.
         is_split: Whether there will be several micro-batches.
     """
-
-    def of_ones(spec: Nest) -> Any:
-        if spec is None:
-            return None
-        return keras.KerasTensor([size or 1 for size in spec.shape], spec.dtype)
-
     run = functools.partial(
         shape_trace, call, layers, training=training, is_split=is_split
     )
-    reader = _Reader(run(spec), flops)
-    if not reader.knows_sizes:
+    traced = run(spec)
+    sections = traced.sections
+    sized, rows = _operations_of_rows(traced)
+    costs, knows_sizes = _flops_by_section(traced, sized, rows)
+    if not knows_sizes:
         with contextlib.suppress(Exception):  # it may need other sizes
-            example = run(tree.map_structure(of_ones, spec))
-            if _calls(example) == _calls(reader.traced):
-                reader.costs = reader.flops_by_section(example, {}, 1)
-    return reader.outline(starts)
+            example = run(tree.map_structure(_of_ones, spec))
+            if _calls(example) == _calls(traced):
+                costs, _ = _flops_by_section(example, {}, 1)
+
+    def bytes_of_row(tensor: tf.Tensor) -> int:
+        if tensor.op.name not in sized:
+            return tensor_bytes(tensor)
+        tensor = sized[tensor.op.name].outputs[tensor.value_index]
+        return -(-tensor_bytes(tensor) // rows)
+
+    operations = [op for op in traced.operations if op.type != "Placeholder"]
+    num_operations = [0] * len(costs)
+    for op in operations:
+        section = traced.section_at(traced.places[op.name])
+        num_operations[min(section, len(costs) - 1)] += 1
+    firsts = starts_of(sections[: len(costs)], num_operations) or [0]
+    ends = [0, *firsts[1:], len(costs)]
+    starts = [sections[i].start for i in firsts]
+    by_step: list[list[tf.Operation]] = [[] for _ in firsts]
+    for op in operations:
+        by_step[_index_of(starts, traced, op)].append(op)
+    read, last_users = _reads(traced, by_step)
+    live_bytes = [0] * len(by_step)
+    for ref, last in last_users.items():
+        tensor = ref.deref()
+        for i in range(_index_of(starts, traced, tensor.op) + 1, last + 1):
+            live_bytes[i] += bytes_of_row(tensor)
+
+    def output(index: int) -> keras.KerasTensor | None:
+        tensor = traced.outputs[index]
+        if tensor is None:
+            return None
+        return keras.KerasTensor(tensor.shape.as_list(), tensor.dtype.name)
+
+    return Outline(
+        traced,
+        _steps(sections, firsts, read),
+        [sum(costs[a:b]) for a, b in itertools.pairwise(ends)],
+        live_bytes,
+        [
+            sum(
+                bytes_of_row(tensor)
+                for op in ops
+                if op.type not in CHEAP
+                for tensor in op.outputs
+            )
+            for ops in by_step
+        ],
+        repeats_of(traced, by_step, live_bytes),
+        tree.map_structure(output, traced.structure),
+    )
+
+
+def _of_ones(spec: keras.KerasTensor | None) -> keras.KerasTensor | None:
+    if spec is None:
+        return None
+    return keras.KerasTensor([size or 1 for size in spec.shape], spec.dtype)
 
 
 def _calls(traced: TracedModel) -> list[tuple[list[int], int]]:
@@ -159,165 +208,89 @@ def shape_trace(
     return traced
 
 
-class _Reader:
-    """Reads costs, variables and bytes of sections off a graph.
+def _operations_of_rows(
+    traced: TracedModel,
+) -> tuple[Mapping[str, tf.Operation], int]:
+    """Returns operations by name, as they are for some rows, and how many."""
+    x = [t for t in traced.x if t is not None and t.shape.rank]
+    for rows in (1, 2):
+        sized = traced.operations_for(rows)
+        if sized:
+            return sized, next((t.shape[0] for t in x if t.shape[0]), rows)
+    return {}, 1
 
-    Attributes:
-        traced: The graph.
-        knows_sizes: Whether all sizes are known, for one row, and with 1 for
-            sizes that inputs do not have.
-        costs: FLOPs of each section, for one row.
+
+def _flops_by_section(
+    traced: TracedModel, sized: Mapping[str, tf.Operation], rows: int
+) -> tuple[list[float], bool]:
+    """Returns FLOPs of the operations that results need, for one row.
+
+    `sized` are operations by their names, as they are for so many rows. Also
+    returns whether all sizes are known.
     """
+    # The last section is behind all layers, and goes with the one before.
+    costs = [0.0] * max(1, len(traced.sections) - 1)
+    knows_sizes = True
+    needed = internals.ancestors(traced.results, controls=lambda _: True)
+    for name, op in needed.items():
+        section = traced.section_at(traced.places[name])
+        # The graphs of functions are the model's, for any rows.
+        is_sized = not internals.takes_functions(op.type) and name in sized
+        operation, count = (sized[name], rows) if is_sized else (op, 1)
+        flops = operation_flops(operation) / count
+        tensors = [*operation.inputs, *operation.outputs]
+        if flops and not all(t.shape.is_fully_defined() for t in tensors):
+            knows_sizes = False
+        costs[min(section, len(costs) - 1)] += flops
+    return costs, knows_sizes
 
-    def __init__(
-        self, traced: TracedModel, flops: Callable[[tf.Operation], float]
-    ):
-        self.traced = traced
-        self._flops = flops
-        self._operations = [
-            op for op in traced.operations if op.type != "Placeholder"
-        ]
-        # Operations by name, as they are for so many rows.
-        self._sized: Mapping[str, tf.Operation] = {}
-        self._rows = 1
-        x = [t for t in traced.x if t is not None and t.shape.rank]
-        for rows, size in ((1, 1), (1, None), (2, 1), (2, None)):
-            sized = traced.operations_for(rows, size)
-            if sized is not None:
-                known = next((t.shape[0] for t in x if t.shape[0]), None)
-                self._sized, self._rows = sized, known or rows
-                break
-        self.knows_sizes = True
-        self.costs = self.flops_by_section(traced, self._sized, self._rows)
 
-    def outline(self, starts_of: Starts) -> Outline:
-        """Returns the outline, with steps that begin where `starts_of` says."""
-        traced, sections = self.traced, self.traced.sections
-        count = [0] * len(self.costs)
-        for op in self._operations:
-            section = traced.section_at(traced.places[op.name])
-            count[min(section, len(count) - 1)] += 1
-        firsts = starts_of(sections[: len(count)], count) or [0]
-        ends = [0, *firsts[1:], len(count)]
-        step_of = functools.partial(
-            _index_of, [sections[i].start for i in firsts], traced
+def _reads(
+    traced: TracedModel, operations: Sequence[Sequence[tf.Operation]]
+) -> tuple[list[dict[int, keras.Variable]], dict[Any, int]]:
+    """Returns the variables of each step; the last user of each tensor."""
+    variables = {u.tensor.ref(): u.variable for u in traced.uses}
+    variables |= {tensor.ref(): v for v, tensor in traced.state}
+    free: set[Hashable] = {t.ref() for _, t in traced.graph.captures}
+    read: list[dict[int, keras.Variable]] = [{} for _ in operations]
+    last: dict[Any, int] = {}
+    for i, ops in enumerate(operations):
+        for tensor in (t for op in ops for t in op.inputs):
+            ref = tensor.ref()
+            if (variable := variables.get(ref)) is not None:
+                read[i][id(variable)] = variable
+            elif not follows(tensor, free):
+                last[ref] = i
+    for tensor in traced.handed_out:
+        if tensor is not None:
+            last[tensor.ref()] = len(operations) - 1
+    return read, last
+
+
+def _steps(
+    sections: Sequence[Section],
+    firsts: Sequence[int],
+    read: Sequence[Mapping[int, keras.Variable]],
+) -> list[SectionCall]:
+    """Makes steps of the sections from each of `firsts` on."""
+    are_whole = []
+    for first, stop in zip(firsts, [*firsts[1:], None]):
+        around = sections[first].around
+        behind = () if stop is None else sections[stop].around
+        goes_on = len(behind) > len(around)
+        goes_on = goes_on and behind[: len(around)] == around
+        are_whole.append(bool(around) and not goes_on)
+    held = {
+        id(variable)
+        for first, whole in zip(firsts, are_whole)
+        if whole and (layer := sections[first].layer) is not None
+        for variable in layer.variables
+    }
+    return [
+        SectionCall(
+            sections[first],
+            whole,
+            [v for key, v in variables.items() if key not in held],
         )
-        operations: list[list[tf.Operation]] = [[] for _ in firsts]
-        for op in self._operations:
-            operations[step_of(op)].append(op)
-        read, last_users = self._reads(operations)
-        live_bytes = [0] * len(operations)
-        for ref, last in last_users.items():
-            tensor = ref.deref()
-            for i in range(step_of(tensor.op) + 1, last + 1):
-                live_bytes[i] += self._bytes(tensor)
-        return Outline(
-            traced,
-            self._steps(firsts, read),
-            [sum(self.costs[a:b]) for a, b in itertools.pairwise(ends)],
-            live_bytes,
-            [
-                sum(
-                    self._bytes(tensor)
-                    for op in ops
-                    if op.type not in CHEAP
-                    for tensor in op.outputs
-                )
-                for ops in operations
-            ],
-            repeats_of(traced, operations, live_bytes),
-            tree.map_structure(self._output, traced.structure),
-        )
-
-    def flops_by_section(
-        self, traced: TracedModel, sized: Mapping[str, tf.Operation], rows: int
-    ) -> list[float]:
-        """Returns FLOPs of the operations that results need, for one row.
-
-        `sized` are operations by their names, as they are for so many rows.
-        """
-        # The last section is behind all layers, and goes with the one before.
-        costs = [0.0] * max(1, len(traced.sections) - 1)
-        seen: set[str] = set()
-        waiting = [t.op for t in traced.results]
-        while waiting:
-            op = waiting.pop()
-            if op.name in seen:
-                continue
-            seen.add(op.name)
-            waiting += [t.op for t in op.inputs] + [*op.control_inputs]
-            section = traced.section_at(traced.places[op.name])
-            # The graphs of functions are the model's, for any rows.
-            count = 1
-            if not internals.takes_functions(op.type) and op.name in sized:
-                op, count = sized[op.name], rows
-            flops = self._flops(op) / count
-            tensors = [*op.inputs, *op.outputs]
-            if flops and not all(t.shape.is_fully_defined() for t in tensors):
-                self.knows_sizes = False
-            costs[min(section, len(costs) - 1)] += flops
-        return costs
-
-    def _reads(
-        self, operations: Sequence[Sequence[tf.Operation]]
-    ) -> tuple[list[dict[int, keras.Variable]], dict[Any, int]]:
-        """Returns the variables of each step; the last user of each tensor."""
-        traced = self.traced
-        variables = {u.tensor.ref(): u.variable for u in traced.uses}
-        variables |= {tensor.ref(): v for v, tensor in traced.state}
-        free: set[Hashable] = {t.ref() for _, t in traced.graph.captures}
-        read: list[dict[int, keras.Variable]] = [{} for _ in operations]
-        last: dict[Any, int] = {}
-        for i, ops in enumerate(operations):
-            for tensor in (t for op in ops for t in op.inputs):
-                ref = tensor.ref()
-                if (variable := variables.get(ref)) is not None:
-                    read[i][id(variable)] = variable
-                elif not follows(tensor, free):
-                    last[ref] = i
-        for tensor in traced.handed_out:
-            if tensor is not None:
-                last[tensor.ref()] = len(operations) - 1
-        return read, last
-
-    def _steps(
-        self,
-        firsts: Sequence[int],
-        read: Sequence[Mapping[int, keras.Variable]],
-    ) -> list[SectionCall]:
-        """Makes steps of the sections from each of `firsts` on."""
-        sections = self.traced.sections
-        are_whole = []
-        for first, stop in zip(firsts, [*firsts[1:], None]):
-            around = sections[first].around
-            behind = () if stop is None else sections[stop].around
-            goes_on = len(behind) > len(around)
-            goes_on = goes_on and behind[: len(around)] == around
-            are_whole.append(bool(around) and not goes_on)
-        held = {
-            id(variable)
-            for first, whole in zip(firsts, are_whole)
-            if whole and sections[first].layer is not None
-            for variable in sections[first].layer.variables
-        }
-        return [
-            SectionCall(
-                sections[first],
-                whole,
-                [v for key, v in variables.items() if key not in held],
-            )
-            for first, whole, variables in zip(firsts, are_whole, read)
-        ]
-
-    def _bytes(self, tensor: tf.Tensor) -> int:
-        """Returns the bytes of one row; unknown sizes count as 1."""
-        sized = self._sized.get(tensor.op.name)
-        if sized is None:
-            return tensor_bytes(tensor)
-        return -(-tensor_bytes(sized.outputs[tensor.value_index]) // self._rows)
-
-    def _output(self, index: int) -> keras.KerasTensor | None:
-        tensor = self.traced.outputs[index]
-        if tensor is None:
-            return None
-        return keras.KerasTensor(tensor.shape.as_list(), tensor.dtype.name)
+        for first, whole, variables in zip(firsts, are_whole, read)
+    ]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -111,6 +112,7 @@ def is_whole(layer: keras.Operation) -> bool:
     return internals.is_keras(type(layer))
 
 
+@dataclasses.dataclass
 class Sections:
     """The sections of the current graph.
 
@@ -129,19 +131,14 @@ class Sections:
         cells: The cell of each.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        around: Around,
-        shards: Mapping[int, int],
-        reading: Callable[[Pieces], contextlib.AbstractContextManager[None]],
-    ):
+    home: Home
+    around: Around
+    shards: Mapping[int, int]
+    reading: Callable[[Pieces], contextlib.AbstractContextManager[None]]
+
+    def __post_init__(self) -> None:
         self.sections = [Section((), 0, 0, [])]
         self.cells = [0]
-        self._home = home
-        self._around = around
-        self._shards = shards
-        self._reading = reading
         self._graph = internals.current_graph()
         self._calling: list[keras.Operation] = []
         self._is_inside_whole = False
@@ -153,26 +150,14 @@ class Sections:
         """The number of the section of the next operation."""
         return len(self.sections) - 1
 
-    def begin(self, cell: int) -> None:
-        """Begins a section outside of calls, in this cell or a later one."""
-        self._add((), 0, cell)
-
-    def _begin_call(self, arguments: tuple[Any, ...]) -> None:
-        layer = self._calling[-1]
-        call = self._num_calls[id(layer)]
-        self._num_calls[id(layer)] += 1
-        cell = self._home(layer, call)
-        if id(layer) in self._shards and cell is not None:
-            cell -= 1  # the cell that copies the arguments for all shards
-        self._add(tuple(self._calling), call, cell, arguments)
-
-    def _add(
+    def begin(
         self,
-        around: tuple[keras.Operation, ...],
-        call: int,
         cell: int | None,
+        around: tuple[keras.Operation, ...] = (),
+        call: int = 0,
         arguments: tuple[Any, ...] = (),
     ) -> None:
+        """Begins a section in this cell or a later one; None for this one."""
         last = self.cells[-1]
         cell = max(last, cell or 0)
         self._index_in_cell = self._index_in_cell + 1 if cell == last else 0
@@ -190,49 +175,41 @@ class Sections:
             return run()
         check_interruption()
         self._calling.append(layer)
-        self._begin_call(run.args[1:] or _first_tensors(run.keywords))
+        around = tuple(self._calling)
+        call = self._num_calls[id(layer)]
+        self._num_calls[id(layer)] += 1
+        home = self.home(layer, call)
+        # The cell before the first shard copies the arguments for all of them.
+        has_shards = id(layer) in self.shards and home is not None
+        begun = home - 1 if home is not None and has_shards else home
+        self.begin(
+            begun, around, call, run.args[1:] or _first_tensors(run.keywords)
+        )
         cell = self.cells[-1]
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"
         try:
             with (
-                self._around(layer, cell),
+                self.around(layer, cell),
                 internals.replaced(self, "_is_inside_whole", is_whole(layer)),
                 internals.tracing_anew(),
                 tf.name_scope(scope),
             ):
-                if not self._has_shards(layer):
+                # A call that the run on shapes did not have, or had in another
+                # order, is computed whole.
+                if not has_shards or cell != begun:
                     return run()
-                call = self._in_columns(layer, cell + 1)
-                with internals.replaced(layer, "call", call):
+                in_shards = in_columns(
+                    layer,
+                    self.shards[id(layer)],
+                    lambda i: self.begin(cell + 1 + i, around, call),
+                    self.reading,
+                )
+                with internals.replaced(layer, "call", in_shards):
                     return run()
         finally:
             self._calling.pop()
             self.sections[-1].ends.append(self._graph.num_operations())
-
-    def _has_shards(self, layer: keras.Operation) -> bool:
-        """Returns whether a call that has begun has cells for its shards.
-
-        A call that the run on shapes did not have, or had in another order, is
-        computed whole.
-        """
-        home = self._home(layer, self.sections[-1].call)
-        if id(layer) not in self._shards or home is None:
-            return False
-        return self.cells[-1] == home - 1
-
-    def _in_columns(
-        self, layer: keras.layers.Layer, first: int
-    ) -> Callable[..., tf.Tensor]:
-        """Returns a layer's `call` in shards, the first of them in a cell."""
-        around = tuple(self._calling)
-        call = self._num_calls[id(layer)] - 1
-        return in_columns(
-            layer,
-            self._shards[id(layer)],
-            lambda i: self._add(around, call, first + i),
-            self._reading,
-        )
 
 
 def _first_tensors(keywords: Mapping[str, Any]) -> tuple[Any, ...]:

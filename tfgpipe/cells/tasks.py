@@ -23,56 +23,62 @@ them, so they may be a function of their own:
     forward ----+--> backward ----> ...
                 |
                 +--> metrics        while the device runs other tasks
+
+Rows may go through a head in parts. The head is the end of the last cell, which
+turns narrow activations into wide outputs, such as logits over 32,000 words,
+and the loss. It goes forward and back at once, some rows after the others, so
+that only the outputs of one part of a micro-batch exist at a time:
+
+    h rows 0, 1 --> logits --> loss --> dh rows 0, 1   + sums of gradients
+    h rows 2, 3 --> logits --> loss --> dh rows 2, 3   + sums of gradients
+
+The results of the parts are added up, as micro-batches' are: the loss
+divides once, by the count of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+import functools
+import operator
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.graphs import (
     CellFunctions,
     Gradient,
     GradientSums,
     Part,
+    Subfunction,
     Values,
-    out_of_turn,
+    by_reference,
+    in_turn,
+    is_continuous,
     tensors,
 )
+from tfgpipe.inputs import MicroBatches, check_rows_later
 from tfgpipe.schedules import CellFacts
 
 Packed = Sequence[tf.Tensor]
 
-
-class KeptValues(NamedTuple):
-    """The results of a micro-batch's tasks that later tasks of it take.
-
-    Attributes:
-        totals: Sums over replicas.
-        values: Of `CellFunctions.kept`, packed; None if they were dropped.
-        crossing: Of `CellFunctions.crossing`, packed; None before they exist.
-        for_metrics: Arguments of `CellTasks.metrics`.
-    """
-
-    totals: Sequence[tf.Tensor]
-    values: Packed | None = None
-    crossing: Packed | None = None
-    for_metrics: Packed = ()
+# Shapes are asked for with this number of rows, and 1 for all other sizes that
+# are not known: a first axis of this length is one of rows.
+_ROWS = 1009
 
 
 class TaskCall(NamedTuple):
     """A task with its arguments: a call without arguments.
 
     Attributes:
-        function: A `Subfunction`, or a `StagedFunction`, see `run/chain.py`.
+        function: The function, with stages maybe, see `run/chain.py`.
         values: Arguments, by the tensors of the graph that they stand for.
         sums: The sums of gradients so far, packed.
         finish: Makes the results of the task from the function's.
     """
 
-    function: Any
+    function: Subfunction
     values: Values
     sums: Packed
     finish: Callable[[list[Any]], Any]
@@ -86,7 +92,8 @@ class CellTasks:
     """Makes the tasks of a cell; equal cells share their functions.
 
     `values` are the tensors that are known of a micro-batch, `weights` are
-    packed.
+    packed. `kept` are results of a micro-batch's tasks that later tasks of it
+    take, by tensors and bundles of the shared functions.
 
     Args:
         part: The cell's part of the model's graph.
@@ -110,22 +117,21 @@ class CellTasks:
             *zip(part.gradient_inputs, shared.gradient_inputs),
         ]
         results = list(zip(part.forward_outputs, shared.forward_outputs))
-        values = part.traced.new_state
-        updated = {t.ref() for v, t in values if id(v) in metric_state}
-        self._results = [
-            pair for pair in results if pair[0].ref() not in updated
-        ]
-        self._metrics = [pair for pair in results if pair[0].ref() in updated]
+        updated = {
+            t.ref() for v, t in part.traced.new_state if id(v) in metric_state
+        }
+        self._results = [p for p in results if p[0].ref() not in updated]
+        self._metrics = [p for p in results if p[0].ref() in updated]
         if not self._results:
             self._results, self._metrics = results, []
         self._metric_state: set[Hashable] = set()
-        self._for_metrics: list[tf.Tensor] = []
+        self.for_metrics: list[tf.Tensor] = []  # what `metrics` takes
         if self._metrics:
             state = part.traced.state
             self._metric_state = {
                 t.ref() for v, t in state if id(v) in metric_state
             }
-            self._for_metrics = functions.taken_by(
+            self.for_metrics = functions.taken_by(
                 [t for _, t in self._metrics], [t for _, t in self._results]
             )
 
@@ -134,7 +140,7 @@ class CellTasks:
     ) -> CellFacts:
         """Returns the properties of the cell that a program depends on."""
         cut, has_dx = self.functions, bool(self.part.gradient_outputs)
-        keeps = bool(cut.kept.slots) and not cut.recomputes_in_backward
+        keeps = bool(cut.kept.slots) and not cut.options.jit_compile
         return CellFacts(
             has_backward,
             needs_dx,
@@ -156,11 +162,8 @@ class CellTasks:
     @property
     def awaits(self) -> list[tf.Tensor]:
         """Tensors of the graph that `forward` waits for."""
-        return [
-            t
-            for t in self.part.forward_inputs
-            if t.ref() not in self._metric_state
-        ]
+        inputs = self.part.forward_inputs
+        return [t for t in inputs if t.ref() not in self._metric_state]
 
     def pack_weights(self, weights: Sequence[tf.Tensor]) -> Packed:
         """Packs weights, which are cast already, for tasks."""
@@ -171,71 +174,61 @@ class CellTasks:
 
         `keeps` says whether it returns what the backward pass needs.
         """
-        cut = self.functions
+        cut, outputs = self.functions, self._results
+        others = [*self.for_metrics, *cut.totals]
         kept = [cut.kept] if keeps else []
         function = cut.function(
-            ("forward", keeps, bool(self._for_metrics), len(self._results)),
+            ("forward", keeps, bool(self.for_metrics), len(outputs)),
             [],
-            [
-                *(t for _, t in self._results),
-                *self._for_metrics,
-                *cut.totals,
-                *kept,
-            ],
+            [*(t for _, t in outputs), *others, *kept],
             with_effects=True,
         )
+        keys = [*(t.ref() for t in others), *kept]
 
-        def finish(results: list[Any]) -> tuple[Values, KeptValues]:
-            left = iter(results)
-            made = {t.ref(): next(left) for t, _ in self._results}
-            for_metrics = [next(left) for _ in self._for_metrics]
-            totals = [next(left) for _ in cut.totals]
-            return made, KeptValues(
-                totals, next(left, None), for_metrics=for_metrics
-            )
+        def finish(results: list[Any]) -> tuple[Values, Values]:
+            made = by_reference([t for t, _ in outputs], results)
+            return made, dict(zip(keys, results[len(outputs) :]))
 
         return TaskCall(function, self.arguments(values, weights), (), finish)
 
     def metrics(
-        self, values: Values, weights: Packed, kept: KeptValues
+        self, values: Values, weights: Packed, kept: Values
     ) -> TaskCall | None:
         """Returns a task that computes what `forward` leaves to it, or None."""
         if not self._metrics:
             return None
-        with out_of_turn():  # it runs while the device runs other functions
+        with in_turn(False):  # it runs while the device runs other functions
             function = self.functions.function(
-                "metrics", self._for_metrics, [t for _, t in self._metrics]
+                "metrics", self.for_metrics, [t for _, t in self._metrics]
             )
+        made = [t for t, _ in self._metrics]
         return TaskCall(
             function,
             self.arguments(values, weights, kept),
             (),
-            lambda results: {
-                t.ref(): value for (t, _), value in zip(self._metrics, results)
-            },
+            lambda results: by_reference(made, results),
         )
 
     def recompute(
-        self, values: Values, weights: Packed, kept: KeptValues
+        self, values: Values, weights: Packed, kept: Values
     ) -> TaskCall:
         """Returns a task that computes again what the backward pass needs.
 
         `kept` is what `forward` has kept.
         """
         cut = self.functions
-        function = cut.function("recompute", cut.totals, [cut.kept])
         return TaskCall(
-            function,
+            cut.function("recompute", cut.totals, [cut.kept]),
             self.arguments(values, weights, kept),
             (),
-            lambda results: kept._replace(values=results[0]),
+            lambda results: {**kept, cut.kept: results[0]},
         )
 
     def backward(
         self,
         values: Values,
         weights: Packed,
-        kept: KeptValues,
+        kept: Values,
         sums: GradientSums | None,
         m: int,
         with_dx: bool = True,
@@ -255,55 +248,38 @@ class CellTasks:
         return self._summed(with_dx, arguments, sums, m)
 
     def input_gradient(
-        self, values: Values, weights: Packed, kept: KeptValues
+        self, values: Values, weights: Packed, kept: Values
     ) -> TaskCall:
         """Returns a task that computes gradients for earlier cells.
 
         It also returns the kept values, and with them those that were dropped.
         """
-        cut = self.functions
-        has_kept = kept.values is not None
-        bundles = [cut.crossing] if has_kept else [cut.crossing, cut.kept]
+        cut, dx = self.functions, self.part.gradient_outputs
+        taken = [cut.kept] if cut.kept in kept else []
+        made = [cut.crossing] if taken else [cut.crossing, cut.kept]
         function = cut.function(
-            ("input_gradient", has_kept),
-            [*cut.totals, cut.kept] if has_kept else cut.totals,
-            [*cut.part.gradient_outputs, *bundles],
+            ("input_gradient", bool(taken)),
+            [*cut.totals, *taken],
+            [*cut.part.gradient_outputs, *made],
         )
 
-        def finish(results: list[Any]) -> tuple[Values, KeptValues]:
-            left = iter(results)
-            dx = {t.ref(): next(left) for t in self.part.gradient_outputs}
-            crossing = next(left)
-            return dx, kept._replace(
-                crossing=crossing, values=next(left, kept.values)
-            )
+        def finish(results: list[Any]) -> tuple[Values, Values]:
+            new: Values = dict(zip(made, results[len(dx) :]))
+            return by_reference(dx, results), {**kept, **new}
 
         arguments = self.arguments(values, weights, kept)
         return TaskCall(function, arguments, (), finish)
 
     def arguments(
-        self, values: Values, weights: Packed, kept: KeptValues | None = None
+        self, values: Values, weights: Packed, kept: Values | None = None
     ) -> Values:
         """Returns the arguments of a task, by tensors of the shared part."""
-        cut = self.functions
         arguments: Values = {
             shared.ref(): values[tensor.ref()]
             for tensor, shared in self._arguments
             if tensor.ref() in values
         }
-        arguments[cut.weights] = weights
-        if kept is not None:
-            pairs = [
-                *((t.ref(), v) for t, v in zip(cut.totals, kept.totals)),
-                *(
-                    (t.ref(), v)
-                    for t, v in zip(self._for_metrics, kept.for_metrics)
-                ),
-                (cut.kept, kept.values),
-                (cut.crossing, kept.crossing),
-            ]
-            arguments.update((key, v) for key, v in pairs if v is not None)
-        return arguments
+        return {**arguments, self.functions.weights: weights, **(kept or {})}
 
     def _summed(
         self,
@@ -318,7 +294,7 @@ class CellTasks:
         Its function returns `forward`, some tensors of the forward pass, before
         the results that `finish` takes.
         """
-        cut, part = self.functions, self.part
+        cut = self.functions
         shared = cut.part
         sparse = [d._replace(dense=None) for d in shared.dw]
         # What is not among the values is computed again, within the function.
@@ -336,26 +312,23 @@ class CellTasks:
             cut.sums if with_sums else None,
             with_effects=bool(forward),
         )
+        dx = self.part.gradient_outputs if with_dx else []
 
         # results: dx, the packed dense sums, the slices of the sparse ones.
         def finish(results: list[Any]) -> tuple[Values, GradientSums]:
-            left = iter(results)
-            sent = part.gradient_outputs if with_dx else []
-            dx = {t.ref(): next(left) for t in sent}
-            dense = next(left)
+            dense, *slices = results[len(dx) :]
             gradients = [
                 gradient.of_micro_batch(m, indices)
                 for gradient, indices in zip(
-                    _filled(sparse, left), part.indices
+                    _filled(sparse, slices), self.part.indices
                 )
             ]
             if sums is not None:
                 gradients = [a.plus(b) for a, b in zip(sums.sparse, gradients)]
-            return dx, GradientSums(dense, gradients)
+            return by_reference(dx, results), GradientSums(dense, gradients)
 
-        return TaskCall(
-            function, values, self._sums_so_far(values, sums), finish
-        )
+        so_far = self._sums_so_far(values, sums)
+        return TaskCall(function, values, so_far, finish)
 
     def _sums_so_far(self, values: Values, sums: GradientSums | None) -> Packed:
         """Returns the sums so far, as a function takes them.
@@ -392,12 +365,215 @@ class CellTasks:
 
 
 def _filled(
-    gradients: Sequence[Gradient], values: Iterator[tf.Tensor]
+    gradients: Sequence[Gradient], values: Sequence[tf.Tensor]
 ) -> list[Gradient]:
-    """Returns gradients whose tensors are replaced by an iterator's."""
+    """Returns gradients with these values for their tensors."""
+    left = iter(values)
     flat = tf.nest.flatten(gradients, expand_composites=True)
     return tf.nest.pack_sequence_as(
         gradients,
-        [None if t is None else next(values) for t in flat],
+        [None if t is None else next(left) for t in flat],
         expand_composites=True,
     )
+
+
+class HeadTasks(CellTasks):
+    """Makes the tasks of a head, part by part.
+
+    Args:
+        part: The cell's part of the model's graph.
+        functions: Functions that are cut out of this part or of an equal one.
+        num_parts: Number of parts of a micro-batch, or its rows if it has less.
+        metric_state: The ids of variables of metrics, whose values go from one
+            part of the rows to the next.
+
+    Raises:
+        ValueError: If results of parts do not add up.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        functions: CellFunctions,
+        num_parts: int,
+        metric_state: set[int],
+    ):
+        super().__init__(part, functions)
+        self._num_parts = num_parts
+        traced = part.traced
+        self._outputs = {t.ref() for t in traced.handed_out if t is not None}
+        sums = [*traced.losses[: traced.num_head_losses], *traced.counts]
+        self._sums = {t.ref() for t in sums}
+        # By the new value of a metric's variable, its value before.
+        before = {id(v): t for v, t in traced.state}
+        given = {t.ref() for t in part.forward_outputs}
+        self._metrics_before = {
+            t.ref(): before[id(v)]
+            for v, t in traced.new_state
+            if id(v) in metric_state and t.ref() in given
+        }
+        known = {*self._outputs, *self._sums, *self._metrics_before}
+        others = [t for t in part.forward_outputs if t.ref() not in known]
+        if tensors := others or functions.totals:
+            raise ValueError(
+                "`head_parts` must be 1 where the last layers, or losses and "
+                "metrics, draw, assign state, normalise over the batch or add "
+                f"to the loss. Received: {self._layers_of(tensors)}. Put that "
+                "before the last layer, or leave `head_parts` out."
+            )
+        self._with_rows = self._tensors_with_rows()
+        # Each part has its share of the gradients of sums.
+        self._dsums = {
+            d.ref()
+            for loss, d in zip(traced.losses, part.made.dlosses)
+            if d is not None and loss.ref() in self._sums
+        }
+
+    def _tensors_with_rows(self) -> set[Hashable]:
+        """Returns references of tensors with a row for each row of the inputs.
+
+        Of what comes in, of outputs, and of gradients for earlier cells. Where
+        a number of rows is not known, a tensor that follows from data has them;
+        they are compared with others at run time.
+        """
+        part, traced = self.part, self.part.traced
+        state = {t.ref() for _, t in traced.state}
+        outputs = [t for t in part.forward_outputs if t.ref() in self._outputs]
+        tensors = [t for t in part.forward_inputs if t.ref() not in state]
+        tensors += outputs
+        sized = traced.operations_for(_ROWS)
+        varies = traced.varying()
+
+        def num_rows(tensor: tf.Tensor) -> int | None:
+            shape = tensor.shape
+            if tensor.op.name in sized:
+                shape = sized[tensor.op.name].outputs[tensor.value_index].shape
+            return None if shape.rank is None else [*shape, 0][0]
+
+        fixed = [t for t in tensors if num_rows(t) is None and not varies(t)]
+        gradients = part.gradient_outputs
+        if any(map(is_continuous, fixed)) and None in map(num_rows, gradients):
+            raise ValueError(
+                "`head_parts` must be 1 where the last layer takes a trained "
+                "tensor, of any size, that is the same for all rows. Received: "
+                f"{self._layers_of(fixed)}. Give the inputs all "
+                "sizes but that of the batch, or leave `head_parts` out."
+            )
+        fixed_refs = {t.ref() for t in fixed}
+        return {
+            t.ref()
+            for t in [*tensors, *gradients]
+            if num_rows(t) in (None, _ROWS) and t.ref() not in fixed_refs
+        }
+
+    def _layers_of(self, tensors: Sequence[tf.Tensor]) -> str:
+        traced = self.part.traced
+        places = [traced.places[tensor.op.name] for tensor in tensors]
+        words = [str(traced.section_of(place).words) for place in places]
+        return ", ".join(dict.fromkeys(words))
+
+    def facts(
+        self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
+    ) -> CellFacts:
+        """See `CellTasks`."""
+        facts = super().facts(has_backward, needs_dx, synchronizes)
+        return facts._replace(has_halves=False, recomputes=False, is_head=True)
+
+    def forward(self, values: Values, weights: Packed, keeps: bool) -> Any:
+        """See `CellTasks`; where there is no backward pass."""
+
+        def run(arguments: Values, p: int) -> Values:
+            task = CellTasks.forward(self, arguments, weights, keeps=False)
+            outputs: Values = task()[0]
+            return outputs
+
+        return lambda: (self._in_parts(values, run), {})
+
+    def head(
+        self, values: Values, weights: Packed, sums: GradientSums | None, m: int
+    ) -> Callable[[], tuple[Values, GradientSums | None]]:
+        """Returns a task that goes forward and back.
+
+        It returns results, gradients for earlier cells, and the new sums of
+        gradients; `sums` are the sums so far, None at first.
+        """
+        total = sums
+
+        def run(arguments: Values, p: int) -> Values:
+            nonlocal total
+            call = self._summed(
+                True,
+                self.arguments(arguments, weights),
+                total,
+                m * self._num_parts + p,
+                [t for _, t in self._results],
+            )
+            results = call.function(call.values, call.sums)
+            dx, total = call.finish(results[len(self._results) :])
+            made = by_reference([t for t, _ in self._results], results)
+            return {**made, **dx}
+
+        return lambda: (self._in_parts(values, run), total)
+
+    def _in_parts(
+        self, values: Values, run: Callable[[Values, int], Values]
+    ) -> Values:
+        """Runs a function for each part, one after the other; joins results."""
+        refs = [ref for ref in values if ref in self._with_rows]
+        tensors = [values[ref] for ref in refs]
+        _check_rows(tensors)
+        parts = MicroBatches(tensors, self._num_parts)
+        metrics = {
+            t.ref(): values[t.ref()] for t in self._metrics_before.values()
+        }
+        last: list[tf.Operation] = []
+        results = []
+        for p, rows in enumerate(parts.split(tensors)):
+            arguments = {**values, **dict(zip(refs, rows)), **metrics}
+            for ref in self._dsums & arguments.keys():
+                d = arguments[ref]
+                arguments[ref] = parts.select(p, d, tf.zeros_like(d))
+            with tf.control_dependencies(last):
+                made = run(arguments, p)
+            op = next(iter(made.values())).op
+            if op.type == "StatefulPartitionedCall":
+                internals.run_independently(op)
+            last = [op]
+            for ref, before in self._metrics_before.items():
+                made[ref] = parts.select(p, made[ref], metrics[before.ref()])
+                metrics[before.ref()] = made[ref]
+            results.append(made)
+        return {
+            ref: self._joined(ref, parts, [made[ref] for made in results])
+            for ref in results[0]
+        }
+
+    def _joined(
+        self, ref: Hashable, parts: MicroBatches, values: list[tf.Tensor]
+    ) -> tf.Tensor:
+        """Returns the value for the micro-batch, by the values for parts."""
+        if ref in self._metrics_before:
+            return values[-1]
+        if ref in self._sums:
+            values = [
+                parts.select(p, v, tf.zeros_like(v))
+                for p, v in enumerate(values)
+            ]
+        elif ref in self._with_rows:
+            return parts.join(values)
+        elif ref in self._outputs:
+            return values[0]  # without rows, the same for all
+        return functools.reduce(operator.add, values)
+
+
+def _check_rows(tensors: Sequence[tf.Tensor]) -> None:
+    """Compares numbers of rows that are known only at run time."""
+    first = min(tensors, key=lambda t: t.shape[0] is None)
+    for tensor in tensors:
+        if tensor is not first and tensor.shape[0] is None:
+            check_rows_later(
+                tensor,
+                tf.shape(first)[0],
+                "`head_parts` must be 1 unless each tensor that the last layer "
+                "takes has a row for each row of the inputs. Leave it out.",
+            )

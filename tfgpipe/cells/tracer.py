@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -56,125 +56,101 @@ from tfgpipe.graphs import (
 from tfgpipe.internals import Nest
 
 
-class Tracer:
-    """Traces models, and cuts cells; equal ones once.
+def unanalysed(x: Nest) -> Any:
+    """Returns a nest of tensors whose users TensorFlow does not analyse.
 
-    XLA draws other random numbers from a seed than TensorFlow does, so it
-    compiles all functions or none.
+    It would do so before the first step, see `internals.analysis_stopper`.
+    """
+    with tf.control_dependencies([internals.analysis_stopper()]):
+        return tf.nest.map_structure(
+            lambda t: None if t is None else tf.identity(t), x
+        )
+
+
+def trace_cells(
+    call: ModelCall,
+    cells: Sequence[Cell],
+    x: Nest,
+    labels: Nest,
+    recomputes: Sequence[bool],
+    options: TraceOptions,
+) -> TracedModel:
+    """Runs a model once.
+
+    `x` and `labels` are nests of `tf.TensorSpec`s of a micro-batch;
+    `recomputes` says for each cell whether any micro-batch is computed again.
+    """
+    traced = trace_model(call, x, labels, options)
+    for cell in cells:
+        cell.called = []
+    for section, k in zip(traced.sections, traced.cells):
+        if section.operation is not None:
+            cells[k].called.append(section.operation)
+    _check_captured(traced)
+    _check_operations(traced, cells, recomputes, call.is_split)
+    return traced
+
+
+def tasks_of(
+    made: Differentiated,
+    cells: Sequence[Cell],
+    indices: Sequence[Sequence[Indices]],
+    ways: Sequence[tuple[float, bool]] | None = None,
+) -> list[CellTasks]:
+    """Cuts the tasks of each cell out of a graph; equal ones once.
 
     Args:
-        jit_compile: Whether XLA compiles the functions.
-        gradient_dtype: The dtype of the sums of gradients; None for the dtype
-            of each weight.
-        is_split: Whether there are several micro-batches: a function that XLA
-            compiles then both begins the sums and adds to them, so that it is
-            compiled once.
-
-    Attributes:
-        compiles: Whether XLA compiles the functions.
+        made: The graph, differentiated.
+        cells: The cells.
+        indices: For each use of a weight, and each lookup, how indices
+            differ between micro-batches.
+        ways: For each cell the share of the bytes for its backward pass
+            that it may keep, and whether it keeps them on the host.
+            Defaults to all of them, on the device.
     """
+    parts = parts_of(made, len(cells), indices)
+    ways = ways or [(1.0, False)] * len(cells)
+    types = [names.device_types(cell.devices) for cell in cells]
+    keys = []
+    for part, on, way in zip(parts, types, ways, strict=True):
+        variables = [use.variable for use in part.uses]
+        replaced = [*map(gradient_sums.is_replaced, variables)]
+        keys.append(part_key(part, [*on, part.indices, replaced, *way]))
+    if made.traced.options.jit_compile:
+        check_compilable(parts, keys)
+    else:
+        warn_of_host(parts, [on[0] for on in types])
+    known: dict[str, CellFunctions] = {}
+    return [
+        CellTasks(part, functions_of(known, key, part, cell, *way))
+        for key, part, cell, way in zip(keys, parts, cells, ways)
+    ]
 
-    def __init__(
-        self,
-        jit_compile: bool,
-        gradient_dtype: str | None = None,
-        is_split: bool = False,
-    ):
-        begins_sums = jit_compile and is_split
-        self._options = TraceOptions(jit_compile, gradient_dtype, begins_sums)
-        self.compiles = jit_compile
-        self._functions: dict[Hashable, CellFunctions] = {}
 
-    def unanalysed(self, x: Nest) -> Any:
-        """Returns a nest of tensors whose users TensorFlow does not analyse.
-
-        It would do so before the first step, see `internals.analysis_stopper`.
-        """
-        if self._options.jit_compile:
-            return x
-        with tf.control_dependencies([internals.analysis_stopper()]):
-            return tf.nest.map_structure(
-                lambda t: None if t is None else tf.identity(t), x
-            )
-
-    def trace(
-        self,
-        call: ModelCall,
-        cells: Sequence[Cell],
-        x: Nest,
-        labels: Nest,
-        recomputes: Sequence[bool],
-    ) -> TracedModel:
-        """Runs a model once.
-
-        `x` and `labels` are nests of `tf.TensorSpec`s of a micro-batch;
-        `recomputes` says for each cell whether any micro-batch is computed
-        again.
-        """
-        traced = trace_model(call, x, labels, self._options)
-        for cell in cells:
-            cell.called = []
-        for section, k in zip(traced.sections, traced.cells):
-            if section.operation is not None:
-                cells[k].called.append(section.operation)
-        _check_captured(traced)
-        _check_operations(traced, cells, recomputes, call.is_split)
-        return traced
-
-    def tasks(
-        self,
-        made: Differentiated,
-        cells: Sequence[Cell],
-        indices: Sequence[Sequence[Indices]],
-        ways: Sequence[tuple[float, bool]] | None = None,
-    ) -> list[CellTasks]:
-        """Cuts the tasks of each cell out of a graph.
-
-        Args:
-            made: The graph, differentiated.
-            cells: The cells.
-            indices: For each use of a weight, and each lookup, how indices
-                differ between micro-batches.
-            ways: For each cell the share of the bytes for its backward pass
-                that it may keep, and whether it keeps them on the host.
-                Defaults to all of them, on the device.
-        """
-        parts = parts_of(made, len(cells), indices)
-        ways = ways or [(1.0, False)] * len(cells)
-        types = [names.device_types(cell.devices) for cell in cells]
-        keys = []
-        for part, on, way in zip(parts, types, ways, strict=True):
-            variables = [use.variable for use in part.uses]
-            replaced = [*map(gradient_sums.is_replaced, variables)]
-            keys.append(part_key(part, [*on, part.indices, replaced, *way]))
-        if self._options.jit_compile:
-            check_compilable(parts, keys)
-        else:
-            warn_of_host(parts, [on[0] for on in types])
-        return [
-            CellTasks(part, self._functions_of(key, part, cell, *way))
-            for key, part, cell, way in zip(keys, parts, cells, ways)
-        ]
-
-    def _functions_of(
-        self, key: str, part: Part, cell: Cell, share: float, is_sent: bool
-    ) -> CellFunctions:
-        """Returns the functions of an equal part, or cuts them."""
-        if key not in self._functions:
-            types = names.device_types(cell.devices)
-            self._functions[key] = CellFunctions(part, types, share, is_sent)
-        functions = self._functions[key]
-        if functions.kept_share > share:
-            least = math.ceil(100 * functions.kept_share) / 100
-            raise ValueError(
-                "`remat` must let a cell keep what cannot be computed again: "
-                "loops, conditions and what has state. Expected: at least "
-                f"{least:g} for cell {cell.number}. Received: "
-                f'remat={share:g}. Pass "always", "never", or a share of that, '
-                "if it is below 1, in a dict for this cell alone."
-            )
-        cell.traced_as.add(functions.part.index)
-        return functions
+def functions_of(
+    known: dict[str, CellFunctions],
+    key: str,
+    part: Part,
+    cell: Cell,
+    share: float,
+    is_sent: bool,
+) -> CellFunctions:
+    """Returns the functions of an equal part, or cuts them."""
+    if key not in known:
+        types = names.device_types(cell.devices)
+        known[key] = CellFunctions(part, types, share, is_sent)
+    functions = known[key]
+    if functions.kept_share > share:
+        least = math.ceil(100 * functions.kept_share) / 100
+        raise ValueError(
+            "`remat` must let a cell keep what cannot be computed again: "
+            "loops, conditions and what has state. Expected: at least "
+            f"{least:g} for cell {cell.number}. Received: "
+            f'remat={share:g}. Pass "always", "never", or a share of that, '
+            "if it is below 1, in a dict for this cell alone."
+        )
+    cell.traced_as.add(functions.part.index)
+    return functions
 
 
 # Stateful operations that draw random numbers.
@@ -204,17 +180,13 @@ def _check_operations(
     ends = [section.start for section in traced.sections[1:]]
     for section, k, end in zip(traced.sections, traced.cells, ends):
         kinds = sorted(stateful_kinds(traced.operations[section.start : end]))
-        if not kinds:
-            continue
         cell, layer = cells[k], section.words
         random = [*filter(_RANDOM.match, kinds)]
         has_replicas = len(cell.devices) > 1
         if random and (recomputes[k] or has_replicas):
-            why, cure = (
-                ("With replicas", "train with one replica")
-                if has_replicas
-                else ("With `remat`", 'pass `remat="never"`')
-            )
+            why, cure = "With `remat`", 'pass `remat="never"`'
+            if has_replicas:
+                why, cure = "With replicas", "train with one replica"
             raise ValueError(
                 f"{why} a cell must draw its random numbers from Keras seeds, "
                 "or the recomputation draws others, so that the gradient is "
@@ -224,7 +196,7 @@ def _check_operations(
                 "`keras.random.SeedGenerator` attribute of the layer, or "
                 f"{cure}."
             )
-        if is_split or len(cells) > 1:
+        if kinds and (is_split or len(cells) > 1):
             cell.warn_of(
                 layer,
                 f"of cell {cell.number} runs {', '.join(kinds)}, which "

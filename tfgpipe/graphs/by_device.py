@@ -28,7 +28,8 @@ weights, are not compiled, and their operations run where their first input is.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -36,7 +37,9 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.devices import names as names_lib
 from tfgpipe.graphs.cut import GraphCutter, WholeGraph
-from tfgpipe.graphs.same_graph import FunctionTexts, operation_text
+from tfgpipe.graphs.functions import Subfunction, by_reference
+from tfgpipe.graphs.same_graph import Writer, operation_text
+from tfgpipe.graphs.traced_model import TraceOptions
 
 _BRANCHES = {"If", "StatelessIf"}
 _COMMON = "common"
@@ -51,33 +54,27 @@ class _Unit(NamedTuple):
     """Operations that need not wait for a function that ends between them.
 
     Attributes:
-        family: The name of one of its tensors, or a word.
+        family: Identifies the family, or is a word.
         device: Where it runs.
         is_compiled: Whether XLA compiles it.
     """
 
-    family: str
+    family: Any
     device: str
     is_compiled: bool
 
 
-class _Part(NamedTuple):
-    """Operations of one function.
+@dataclasses.dataclass
+class _Part:
+    """Operations of one function, in order, and a key that equal parts share.
 
-    Attributes:
-        operations: In the order of the graph.
-        inputs: The tensors that they take.
-        outputs: Those that others take.
+    `inputs` are the tensors that they take, `outputs` those that others take.
     """
 
     operations: list[tf.Operation]
     inputs: list[tf.Tensor]
-    outputs: list[tf.Tensor]
-
-    def giving(self, wanted: Collection[Any]) -> _Part:
-        """The same with outputs: those that are wanted, by references."""
-        outputs = [t for op in self.operations for t in op.outputs]
-        return self._replace(outputs=[t for t in outputs if t.ref() in wanted])
+    outputs: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    key: str = ""
 
 
 def run_by_device(
@@ -103,29 +100,22 @@ def run_by_device(
     Returns:
         The graph's outputs.
     """
-    return _Cut(graph, values, home, compiles, as_they_are).run()
+    return _Cut(graph, dict(values), home, compiles, as_they_are).run()
 
 
+@dataclasses.dataclass
 class _Cut:
     """A graph on its way to functions."""
 
-    def __init__(
-        self,
-        graph: tf.Graph,
-        values: Mapping[Any, Any],
-        home: str,
-        compiles: bool,
-        as_they_are: Collection[Any],
-    ):
-        self._whole = WholeGraph(graph, takes_reads=False)
-        self._texts = FunctionTexts(self._whole.functions)
-        self._outputs = graph.outputs
-        self._values = dict(values)
-        self._home = home
-        self._compiles = compiles
-        self._as_they_are = set(as_they_are)
-        # Tensors by the references of equal ones, operations by names.
-        self._same: dict[Any, tf.Tensor] = {}
+    graph: tf.Graph
+    values: dict[Any, Any]
+    home: str
+    compiles: bool
+    as_they_are: Collection[Any]
+
+    def __post_init__(self) -> None:
+        self._whole = WholeGraph(self.graph, takes_reads=False)
+        # Names of operations that are left out, and of the equal ones.
         self._merged: dict[str, str] = {}
         self._merge()
         self._operations = [
@@ -133,352 +123,315 @@ class _Cut:
             for op in self._whole.operations
             if op.name not in self._merged and op.type != _GIVEN
         ]
-        self._parents: dict[Any, Any] = {}  # of families, to their roots
+        self._effects = [
+            op
+            for op in self._operations
+            if internals.is_stateful(op.type) and op.type != "ReadVariableOp"
+        ]
+        self._outputs = [self._kept(t) for t in self.graph.outputs]
+        # By tensors, not scalars, and handles: all of their family.
+        self._families: dict[Any, set[Any]] = {}
+        self._spanning: set[str] = set()  # calls with several families
         self._unite()
         self._units: dict[str, _Unit] = {}  # of operations, but copied ones
         self._find_units()
-        self._stages: dict[str, int] = {}
-        self._find_stages()
-        self._functions: dict[Any, tuple[Any, list[_Part]]] = {}
+        self._functions: dict[Any, tuple[Subfunction, list[_Part]]] = {}
 
     # ---------------------------------------------------------- what is equal
     def _merge(self) -> None:
         """Finds reads of a variable between assignments, and equal scalars."""
-        known: dict[Any, tf.Operation] = {}
+        known: dict[Any, str] = {}
         num_writes: collections.Counter[Any] = collections.Counter()
         for op in self._whole.operations:
-            inputs = [t.ref() for t in self._inputs(op)]
             handles = [t.ref() for t in op.inputs if t.dtype == tf.resource]
             is_read = op.type == "ReadVariableOp"
-            if handles and not is_read:
+            if not is_read:
                 num_writes.update(handles)
-            if not (is_read or _is_of_scalars(op)):
-                continue
-            key = (
-                self._text(op),
-                *inputs,
-                *(num_writes[handle] for handle in handles),
-                *sorted(self._controls(op)),
-            )
-            first = known.setdefault(key, op)
-            if first is not op:
-                self._merged[op.name] = first.name
-                self._same.update(
-                    (t.ref(), kept)
-                    for t, kept in zip(op.outputs, first.outputs)
+            if is_read or _is_of_scalars(op):
+                key = (
+                    operation_text(self._whole, op.name),
+                    *(t.ref() for t in self._inputs(op)),
+                    *(num_writes[handle] for handle in handles),
+                    *sorted(self._controls(op)),
                 )
+                first = known.setdefault(key, op.name)
+                if first != op.name:
+                    self._merged[op.name] = first
+
+    def _kept(self, tensor: tf.Tensor) -> tf.Tensor:
+        first = self._merged.get(tensor.op.name)
+        if first is None:
+            return tensor
+        return self._whole.operation(first).outputs[tensor.value_index]
 
     def _inputs(self, op: tf.Operation) -> list[tf.Tensor]:
-        return [self._same.get(t.ref(), t) for t in op.inputs]
+        return [self._kept(t) for t in op.inputs]
 
     def _controls(self, op: tf.Operation) -> set[str]:
         return {self._merged.get(o.name, o.name) for o in op.control_inputs}
 
     # --------------------------------------------------------------- families
-    def _root(self, key: Any) -> Any:
-        while self._parents[key] is not key:
-            key = self._parents[key]
-        return key
+    def _join(self, refs: Iterable[Any]) -> set[Any]:
+        """Makes one family of the families of some tensors."""
+        joined: set[Any] = set()
+        for ref in refs:
+            family = self._families[ref]
+            if family is not joined:
+                small, joined = sorted((family, joined), key=len)
+                joined |= small
+                self._families.update(dict.fromkeys(small, joined))
+        return joined
 
-    def _join(self, keys: Iterable[Any]) -> None:
-        first, *others = map(self._root, keys)
-        for other in others:
-            self._parents[self._root(other)] = self._root(first)
+    def _members(self, op: tf.Operation) -> list[Any]:
+        """The references of its inputs that are of a family."""
+        refs = [t.ref() for t in self._inputs(op)]
+        return [ref for ref in refs if ref in self._families]
 
     def _unite(self) -> None:
         """Puts what is connected by more than scalars into one family."""
-        self._key: dict[Any, Any] = {}  # of tensors, not scalars, and handles
-        calls = [
-            op for op in self._operations if internals.takes_functions(op.type)
-        ]
-        scalar_handles: set[Any] = set()
-        large_handles: set[Any] = set()
+        calls = {
+            op.name
+            for op in self._operations
+            if internals.takes_functions(op.type)
+        }
+        small: set[Any] = set()  # handles of scalars
+        large: set[Any] = set()
         for op in self._operations:
-            tensors = [*op.inputs, *op.outputs]
-            handles = {t.ref() for t in tensors if t.dtype == tf.resource}
-            if op in calls or not handles:
-                continue
-            is_large = any(map(_is_large, tensors))
-            (large_handles if is_large else scalar_handles).update(handles)
-        self._scalar_handles = scalar_handles - large_handles
-        for ref in self._values:
+            if op.name not in calls:
+                tensors = [*op.inputs, *op.outputs]
+                handles = {t.ref() for t in tensors if t.dtype == tf.resource}
+                (large if any(map(_is_large, tensors)) else small).update(
+                    handles
+                )
+        small -= large
+        for ref in self.values:
             tensor = ref.deref()
             if _is_large(tensor) or (
-                tensor.dtype == tf.resource and ref not in self._scalar_handles
+                tensor.dtype == tf.resource and ref not in small
             ):
-                self._key[ref] = self._parents[ref] = ref
+                self._families[ref] = {ref}
         for op in self._operations:
-            large = [t.ref() for t in op.outputs if _is_large(t)]
-            if op in calls:
-                self._key.update((ref, ref) for ref in large)
-                self._parents.update((ref, ref) for ref in large)
-            elif keys := self._keys_of(op):
-                self._join(keys)
-                self._key.update((ref, keys[0]) for ref in large)
-        self._spanning: set[str] = set()
-        for op in calls:
-            keys = self._keys_of(op)
-            handles = {t.ref() for t in op.inputs} & self._scalar_handles
-            num_families = 1 if _is_call(op) else len({*map(self._root, keys)})
-            if keys and num_families + bool(handles) > 1:
+            members = self._members(op)
+            made = [t.ref() for t in op.outputs if _is_large(t)]
+            if op.name in calls or members:
+                self._families.update((ref, {ref}) for ref in made)
+            if op.name not in calls and members:
+                self._join([*members, *made])
+        for op in self._operations:
+            members = self._members(op)
+            if op.name not in calls or not members:
+                continue
+            made = [t.ref() for t in op.outputs if _is_large(t)]
+            has_small = not small.isdisjoint(t.ref() for t in op.inputs)
+            # A call of one function is of one family, whatever its inputs are.
+            num_families = 1
+            if "PartitionedCall" not in op.type:
+                num_families = len({id(self._families[r]) for r in members})
+            if num_families + has_small > 1:
                 self._spanning.add(op.name)
-            elif keys:
-                self._join(
-                    keys
-                    + [self._key[t.ref()] for t in op.outputs if _is_large(t)]
-                )
-
-    def _keys_of(self, op: tf.Operation) -> list[Any]:
-        """The families of its inputs that are no scalars."""
-        refs = [t.ref() for t in self._inputs(op)]
-        return [self._key[ref] for ref in refs if ref in self._key]
+            else:
+                self._join([*members, *made])
 
     # ------------------------------------------------------------------ units
     def _find_units(self) -> None:
         """Says where each operation runs; some are copied where needed."""
-        wanted = [t.op.name for t in map(self._kept, self._outputs)]
-        for op in self._operations:
-            if op.name in self._spanning:
-                wanted += [t.op.name for t in self._inputs(op)]
-        needed = set(wanted)
-        plain: set[Any] = set()  # families that XLA does not compile
-        devices: dict[Any, set[str]] = collections.defaultdict(set)
-        for ref in self._key:
-            root = self._root(self._key[ref])
-            if ref in self._as_they_are:
-                plain.add(root)
+        wanted = {t.op.name for t in self._outputs}
+        for name in self._spanning:
+            inputs = self._inputs(self._whole.operation(name))
+            wanted |= {t.op.name for t in inputs}
+        plain: set[int] = set()  # families that XLA does not compile
+        devices: dict[int, set[str]] = collections.defaultdict(set)
+        for ref, family in self._families.items():
+            if ref in self.as_they_are:
+                plain.add(id(family))
             if ref.deref().dtype == tf.resource:
-                devices[root].add(self._values[ref].device)
-        families: dict[str, Any] = {}
+                devices[id(family)].add(self.values[ref].device)
+        families: dict[str, int] = {}
         for op in self._operations:
             inputs = self._inputs(op)
-            keys = self._keys_of(op)
             has_handles = any(t.dtype == tf.resource for t in inputs)
             is_alone = internals.is_stateful(op.type) and not has_handles
-            if not keys and not has_handles and not is_alone:
-                own = [families.get(t.op.name) for t in inputs]
-                roots = {*own} - {None}
-                keys = list(roots) if len(roots) == 1 else []
-            if not keys or op.name in self._spanning:
+            ids = [id(self._families[ref]) for ref in self._members(op)]
+            if not ids and not has_handles and not is_alone:
+                before = {t.op.name for t in inputs} & families.keys()
+                ids = [*{families[name] for name in before}]
+                ids = ids if len(ids) == 1 else []
+            if not ids or op.name in self._spanning:
                 continue
-            root = families[op.name] = self._root(keys[0])
+            families[op.name] = ids[0]
             if is_alone or not all(
                 t.shape.is_fully_defined() for t in op.outputs
             ):
-                plain.add(root)
-        # Where a family has no variable: where its first tensor is.
+                plain.add(ids[0])
         for op in self._operations:
             inputs = self._inputs(op)
             handles = [t for t in inputs if t.dtype == tf.resource]
             root = families.get(op.name)
             if op.name in self._spanning:
-                self._units[op.name] = _Unit(op.name, self._home, False)
+                self._units[op.name] = _Unit(op.name, self.home, False)
             elif root is not None:
-                places = devices[root]
-                device = next(iter(places), "")
-                if len(places) != 1:
+                homes = devices[root]
+                device = next(iter(homes), "")
+                # Where a family has no variable: where its first tensor is.
+                if len(homes) != 1:
                     device = self._place(handles or inputs)
-                is_compiled = self._compiles and len(places) <= 1
-                is_compiled = is_compiled and root not in plain
-                family = root.deref().name
-                self._units[op.name] = self._unit(family, device, is_compiled)
+                is_compiled = (
+                    self.compiles and len(homes) <= 1 and root not in plain
+                )
+                self._add(op, root, device, is_compiled)
             elif (
                 handles
-                or op.name in needed
+                or op.name in wanted
                 or internals.is_stateful(op.type)
                 or (_is_of_scalars(op) and op.type != "Const")
             ):
-                device = self._place(handles or inputs)
-                self._units[op.name] = self._unit(_COMMON, device, False)
+                self._add(op, _COMMON, self._place(handles or inputs), False)
 
-    def _unit(self, family: str, device: str, is_compiled: bool) -> _Unit:
+    def _add(
+        self, op: tf.Operation, family: Any, device: str, is_compiled: bool
+    ) -> None:
         must = names_lib.only_compiles([device])
-        return _Unit(family, device, is_compiled or must)
+        self._units[op.name] = _Unit(family, device, is_compiled or must)
 
     def _place(self, inputs: Iterable[tf.Tensor]) -> str:
         """Where the first input is that has a place, and is no scalar."""
-        found = []
+        others = []
         for tensor in inputs:
             unit = self._units.get(tensor.op.name)
-            value = self._values.get(tensor.ref())
+            value = self.values.get(tensor.ref())
             device = unit.device if unit else getattr(value, "device", "")
             if device and (_is_large(tensor) or tensor.dtype == tf.resource):
                 return str(device)
-            found += [device] if unit and device != self._home else []
-        return str(next(iter(found), self._home))
+            others += [device] if unit and device != self.home else []
+        return str(next(iter(others), self.home))
 
     # ----------------------------------------------------------------- stages
-    def _find_stages(self) -> None:
-        """Has each operation wait for as few functions, and run late."""
+    def _stages(self) -> dict[str, int]:
+        """Has each operation wait for as few functions, and run late.
+
+        Returns the stages of operations, the last ones first.
+        """
         units = self._units
         before: dict[str, set[str]] = {}  # without copied ones
         for op in self._operations:
             direct = {t.op.name for t in self._inputs(op)} | self._controls(op)
-            found: set[str] = set()
-            before[op.name] = found
-            for name in direct:
-                found |= {name} if name in units else before.get(name, set())
-        live: set[str] = set()
-        waiting = [t.op.name for t in map(self._kept, self._outputs)]
-        waiting += [
-            op.name
-            for op in self._operations
-            if internals.is_stateful(op.type) and op.type != "ReadVariableOp"
-        ]
-        while waiting:
-            name = waiting.pop()
-            if name not in live and name in before:
-                live.add(name)
-                waiting += before[name]
-        order = [
-            op.name
-            for op in self._operations
-            if op.name in live and op.name in units
-        ]
+            before[op.name] = set[str]().union(
+                *({n} if n in units else before.get(n, ()) for n in direct)
+            )
+        live = internals.ancestors(
+            self._outputs, controls=lambda _: True, effects=self._effects
+        )
+        kept = {self._merged.get(name, name) for name in live}
+        order = [n for n in before if n in kept and n in units]
         early: dict[str, int] = {}
         last: collections.Counter[Any] = collections.Counter()
         for name in order:
-            own = units[name]
+            unit = units[name]
             early[name] = max(
-                (early[b] + (units[b] != own) for b in before[name]), default=0
+                (early[b] + (units[b] != unit) for b in before[name]),
+                default=0,
             )
-            last[own] = max(last[own], early[name])
+            last[unit] = max(last[unit], early[name])
+        stages: dict[str, int] = {}
         latest: dict[str, int] = {}
         for name in reversed(order):
-            own = units[name]
-            self._stages[name] = stage = latest.get(name, last[own])
+            unit = units[name]
+            stages[name] = stage = latest.get(name, last[unit])
             for b in before[name]:
-                bound = stage - (units[b] != own)
+                bound = stage - (units[b] != unit)
                 latest[b] = min(latest.get(b, last[units[b]]), bound)
+        return stages
 
     # -------------------------------------------------------------- functions
     def run(self) -> list[tf.Tensor]:
         """Calls the functions, stage by stage; returns the graph's outputs."""
         names: dict[Any, list[str]] = collections.defaultdict(list)
-        for name, stage in reversed(self._stages.items()):
+        for name, stage in reversed(self._stages().items()):
             names[stage, self._units[name]].append(name)
-        wanted = {t.ref() for t in map(self._kept, self._outputs)}
+        wanted = {t.ref() for t in self._outputs}
         parts: dict[Any, list[_Part]] = collections.defaultdict(list)
-        for (stage, unit), own in names.items():
-            part = self._part(own)
+        for (stage, unit), inside in names.items():
+            part = self._part(inside)
             wanted.update(t.ref() for t in part.inputs)
             alone = unit.family if unit.family in self._spanning else None
             parts[stage, unit.device, unit.is_compiled, alone].append(part)
         for key in sorted(parts, key=lambda key: key[0]):
             _, device, is_compiled, alone = key
-            op = None if alone is None else self._operation(alone)
+            op = None if alone is None else self._whole.operation(alone)
             if op is not None and op.type in _BRANCHES:
-                results = self._branch(op)
-                self._values.update(zip((t.ref() for t in op.outputs), results))
+                self.values.update(by_reference(op.outputs, self._branch(op)))
                 continue
-            ready = [part.giving(wanted) for part in parts[key]]
-            for group in _groups(ready, self._key_of):
+            for part in parts[key]:
+                made = [t for op in part.operations for t in op.outputs]
+                part.outputs = [t for t in made if t.ref() in wanted]
+                part.key = self._key_of(part)
+            for group in _groups(parts[key]):
                 with tf.device(device):
                     self._call(group, device, is_compiled)
-        return [self._values[self._kept(t).ref()] for t in self._outputs]
+        return [self.values[t.ref()] for t in self._outputs]
 
-    def _part(self, own: list[str]) -> _Part:
+    def _part(self, inside: list[str]) -> _Part:
         """Some operations with what is copied for them, and what they take."""
-        names, waiting = set(own), list(own)
+        names, waiting = set(inside), list(inside)
         while waiting:
-            op = self._operation(waiting.pop())
+            op = self._whole.operation(waiting.pop())
             needed = self._controls(op) | {
                 t.op.name for t in self._inputs(op) if t.op.type != _GIVEN
             }
             new = {name for name in needed - names if name not in self._units}
             names |= new
             waiting += new
-        places = self._whole.places
-        operations = [
-            self._operation(name)
-            for name in sorted(names, key=places.__getitem__)
-        ]
+        operations = self._whole.in_order(names)
         inputs = {
             t.ref(): t
             for op in operations
             for t in self._inputs(op)
             if t.op.name not in names
         }
-        return _Part(operations, list(inputs.values()), [])
+        return _Part(operations, list(inputs.values()))
 
-    def _key_of(self, part: _Part) -> Any:
+    def _key_of(self, part: _Part) -> str:
         """Returns what a part computes, as a key that equal parts share.
 
         They take what is common itself, and all else in the same order.
         """
-        numbers: dict[Any, Any] = {}
+        given: dict[Any, Any] = {}
         for i, tensor in enumerate(part.inputs):
             unit = self._units.get(tensor.op.name)
             is_common = unit is not None and unit.family == _COMMON
-            own = tensor.name if is_common else i
-            numbers[tensor.ref()] = own, str(tensor.shape), tensor.dtype
-        order = {op.name: i for i, op in enumerate(part.operations)}
-        written = []
-        for i, op in enumerate(part.operations):
-            numbers.update((t.ref(), (i, j)) for j, t in enumerate(op.outputs))
-            controls = [order[n] for n in self._controls(op) if n in order]
-            written.append(
-                (
-                    self._text(op),
-                    *(numbers[t.ref()] for t in self._inputs(op)),
-                    *sorted(controls),
-                    *(str(t.shape) for t in op.outputs),
-                )
-            )
-        return (*written, *(numbers[t.ref()] for t in part.outputs))
-
-    def _text(self, op: tf.Operation) -> bytes:
-        return operation_text(self._whole.nodes[op.name], self._texts)
+            known_as = tensor.name if is_common else i
+            given[tensor.ref()] = known_as, str(tensor.shape), tensor.dtype
+        writer = Writer(self._whole, part.operations, given, self._merged)
+        return writer.digest([writer.tensor(t) for t in part.outputs])
 
     def _call(self, parts: list[_Part], device: str, compiled: bool) -> None:
         """Calls one function of some parts, which equal ones share."""
         #     traced     inputs of the parts for which it was made
         #     parts      inputs of these, one for one
-        key = (device, compiled, *map(self._key_of, parts))
+        key = (device, compiled, *(part.key for part in parts))
         if key not in self._functions:
             function = self._function(parts, device, compiled)
             self._functions[key] = function, parts
         function, traced = self._functions[key]
         values = {
-            t.ref(): self._values[own.ref()]
+            t.ref(): self.values[given.ref()]
             for a, b in zip(traced, parts)
-            for t, own in zip(a.inputs, b.inputs)
+            for t, given in zip(a.inputs, b.inputs)
         }
-        outputs = [t.ref() for part in parts for t in part.outputs]
-        self._values.update(zip(outputs, function(values)))
-
-    def _kept(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._same.get(tensor.ref(), tensor)
-
-    def _operation(self, name: str) -> tf.Operation:
-        return self._whole.operations[self._whole.places[name]]
+        outputs = [t for part in parts for t in part.outputs]
+        self.values.update(by_reference(outputs, function(values)))
 
     def _function(
         self, parts: list[_Part], device: str, is_compiled: bool
-    ) -> Any:
+    ) -> Subfunction:
         """The function of some parts."""
         names = {op.name for part in parts for op in part.operations}
         inputs = {t.ref(): t for part in parts for t in part.inputs}
         outputs = [t for part in parts for t in part.outputs]
-        definition = self._whole.definition_of(names)
-        same = {ref.deref().name: t.name for ref, t in self._same.items()}
+        definition = self._whole.definition_of(names, self._merged)
         for node in definition.node:
-            kept = []
-            for text in node.input:
-                if text[0] == "^":
-                    name = self._merged.get(text[1:], text[1:])
-                    kept += [f"^{name}"] if name in names else []
-                else:
-                    full = text if ":" in text else f"{text}:0"
-                    kept.append(same.get(full, full))
-            node.input[:] = kept
-            node.attr.pop("_class", None)
             node.device = ""
-        options: dict[str, Any] = {"autograph": False}
-        if is_compiled:
-            options["jit_compile"] = True
-        else:
-            options["experimental_attributes"] = {"_noinline": True}
+        options = TraceOptions(is_compiled).of_function
         kind = tf.DeviceSpec.from_string(device).device_type or "CPU"
         cutter = GraphCutter(self._whole, (), options, kind)
         return cutter.imported(definition, list(inputs.values()), outputs)
@@ -486,48 +439,40 @@ class _Cut:
     def _branch(self, op: tf.Operation) -> list[tf.Tensor]:
         """A branch, of which each side is cut in the same way."""
         chosen, *given = self._inputs(op)
-        values = [self._values[t.ref()] for t in given]
 
-        def side(name: str) -> Any:
+        def run(name: str) -> Any:
             graph = internals.function_graph(op, op.get_attr(name).name)
             inputs = [t.ref() for t in graph.inputs]
+            values = {
+                ref: self.values[t.ref()] for ref, t in zip(inputs, given)
+            }
             plain = [
                 ref
                 for ref, t in zip(inputs, given)
-                if t.ref() in self._as_they_are
+                if t.ref() in self.as_they_are
             ]
-
-            def run() -> Any:
-                results = run_by_device(
-                    graph,
-                    dict(zip(inputs, values)),
-                    self._home,
-                    self._compiles,
-                    plain,
-                )
-                return results or tf.no_op()
-
-            return run
+            results = run_by_device(
+                graph, values, self.home, self.compiles, plain
+            )
+            return results or tf.no_op()
 
         with tf.device(None):
             results = tf.cond(
-                self._values[chosen.ref()],
-                side("then_branch"),
-                side("else_branch"),
+                self.values[chosen.ref()],
+                lambda: run("then_branch"),
+                lambda: run("else_branch"),
             )
         return results if op.outputs else []
 
 
-def _groups(
-    parts: list[_Part], key_of: Callable[[_Part], Any]
-) -> list[list[_Part]]:
+def _groups(parts: list[_Part]) -> list[list[_Part]]:
     """Deals parts out to functions, of which as many as possible are equal.
 
     12 equal blocks of 14 weights are 12 calls of one function, compiled once.
     """
-    by_key: dict[Any, list[_Part]] = collections.defaultdict(list)
+    by_key: dict[str, list[_Part]] = collections.defaultdict(list)
     for part in parts:
-        by_key[key_of(part)].append(part)
+        by_key[part.key].append(part)
     counts = [len(equal) for equal in by_key.values()]
 
     def cost(number: int) -> int:
@@ -541,11 +486,6 @@ def _groups(
             groups[i] += equal[i * each : (i + 1) * each]
         groups[number] += equal[number * each :]
     return [group for group in groups if group]
-
-
-def _is_call(op: tf.Operation) -> bool:
-    """Says whether an operation calls one function, whatever its inputs are."""
-    return "PartitionedCall" in op.type
 
 
 def _is_large(tensor: tf.Tensor) -> bool:

@@ -1,9 +1,8 @@
-"""What crosses from function to function where a cell's graph is cut.
+r"""What crosses from function to function where a cell's graph is cut.
 
 The backward pass takes some tensors of the forward pass: they are *kept*. What
-they follow from cheaply is repeated instead; in a cell that may keep a share of
-them, more is, see `kept.py`. Where the backward pass itself is cut into the
-gradients of inputs and of weights, some more cross:
+they follow from cheaply is repeated instead. Where the backward pass itself is
+cut into the gradients of inputs and of weights, some more cross:
 
     x, weights, state ---> forward ------------------------> y
                               |
@@ -16,28 +15,74 @@ gradients of inputs and of weights, some more cross:
     sums so far -------> weight gradient -------------------> sums
 
 Hundreds of tensors cross; they travel in a `Bundle`.
+
+A cell that may keep a share of the bytes keeps some tensors and computes others
+again from those, and from what it takes and its weights:
+
+    x --> norm --> matmul --> h --> gelu --> g --> matmul --> y
+                               \              \
+      backward takes:           h              g
+
+    keep h and g     as many bytes as there are
+    keep h           half of them; gelu is run again
+    keep nothing     norm, matmul and gelu are run again
+
+A choice costs what is run again. Of all choices, the one with the smallest sum
+of bytes kept and `price` times the bytes of work is a minimum cut of a network:
+
+    source --> t       a tensor that is needed
+    t --> t'           as much as its bytes: keep it
+    t' --> op          without limit: or run what makes it
+    op --> sink        as much as its work costs
+    op --> t           without limit: and so need what that takes
+    t' --> sink        without limit: what cannot be run again
+
+The price is the highest at which no more is kept than is allowed. The order of
+a graph's operations does not count, so bits do not depend on it.
+
+References:
+    * [Herrmann et al., 2019](https://arxiv.org/abs/1911.13214), on choosing
+      what to compute again
+    * PyTorch's `functorch.min_cut_rematerialization_partition`, which cuts for
+      the fewest bytes, without a price
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+import collections
+import itertools
+import math
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfgpipe.devices import tensor_bytes
-from tfgpipe.graphs.bundle import Bundle, tensors
 from tfgpipe.graphs.cut import (
+    CHEAP,
     GraphCutter,
-    StagedFunction,
-    Subfunction,
+    functions_of,
     sums_over_replicas,
 )
+from tfgpipe.graphs.flops import LIKELY_ROWS, operation_flops
+from tfgpipe.graphs.functions import Bundle, Subfunction, in_turn, tensors
 from tfgpipe.graphs.gradient_sums import Replacement
-from tfgpipe.graphs.kept import fewer_kept
 from tfgpipe.graphs.parts import Part
-from tfgpipe.graphs.turns import out_of_turn
 from tfgpipe.graphs.xla import NotCompilable
+
+# Operations in the time in which a device reads or writes a byte: a CPU's core,
+# and an accelerator, 17 of a V100 in float32, 78 of an A100 in TF32.
+_CPU_FLOPS_A_BYTE = 4
+_FLOPS_A_BYTE = 20
+# What an operation costs besides, such as to start it; where the number of rows
+# is unknown, and so counts as 1, that is a row's.
+_START = 4096
+# Random numbers take many operations each.
+_RANDOM_FLOPS = 50
+# By how much the price is higher for the first operations than for the last.
+_RISE = 0.1
+_STEPS = 12
+_UNLIMITED = 1 << 60
 
 
 class CellFunctions:
@@ -75,10 +120,12 @@ class CellFunctions:
             device_types[0],
             part.backward,
         )
-        self._functions: dict[Hashable, Any] = {}
+        self._functions: dict[Hashable, Subfunction] = {}
         self.totals = sums_over_replicas(part.operations)
         weights = [use.tensor for use in part.uses]
-        self.weights = self._bundle([only_cast(w) or [w] for w in weights])
+        self.weights = Bundle(
+            [only_cast(w) or [w] for w in weights], self._together
+        )
         others = [*part.forward_inputs, *part.gradient_inputs]
         self._at_hand = [*others, self.weights]
         at_hand = [*others, *self.weights.aliases, *self.totals]
@@ -92,41 +139,29 @@ class CellFunctions:
         half = self._graph.needed(dx, part.backward)
         kept = self._graph.entering(whole, [*dx, *dw], at_hand)
         needed = sum(map(tensor_bytes, kept))
+        fewer = kept
         if share < 1:
             free = {t.ref() for t in at_hand} | set(self._graph.captures)
             fewer = fewer_kept(kept, free, share, device_types[0])
-        else:
-            fewer = kept
         self.kept = Bundle(fewer, self._together and not is_sent)
         self.kept_share = sum(map(tensor_bytes, fewer)) / max(needed, 1)
         # What of the forward pass is not kept, each half computes again.
-        self.crossing = self._bundle(
-            self._graph.entering(whole - half, dw, [*at_hand, *kept])
-        )
+        late = self._graph.entering(whole - half, dw, [*at_hand, *kept])
+        self.crossing = Bundle(late, self._together)
         dense = [d for d in part.dw if d.dense is not None]
-        self.sums = self._bundle([d.dense for d in dense])
+        self.sums = Bundle([d.dense for d in dense], self._together)
         self.sums.begins = options.begins_sums
         self.sums.maxima = {
             i for i, d in enumerate(dense) if isinstance(d, Replacement)
         }
 
-    def _bundle(self, found: Sequence[Any]) -> Bundle:
-        return Bundle(found, self._together)
-
-    @property
-    def recomputes_in_backward(self) -> bool:
-        """Tells whether the backward pass computes again what it needs itself.
-
-        XLA cannot hand the state of loops from function to function.
-        """
-        return self.options.jit_compile
-
     @property
     def can_be_split(self) -> bool:
         """Says whether the two halves of the backward pass may be functions."""
+        # XLA cannot hand the state of loops from function to function.
         between = [*self.kept.tensors, *self.crossing.tensors]
         has_lists = any(t.dtype == tf.variant for t in between)
-        return not (self.recomputes_in_backward and has_lists)
+        return not (self.options.jit_compile and has_lists)
 
     def function(
         self,
@@ -135,16 +170,16 @@ class CellFunctions:
         fetches: Sequence[tf.Tensor | Bundle],
         sums: Bundle | None = None,
         with_effects: bool = False,
-    ) -> Subfunction | StagedFunction:
+    ) -> Subfunction:
         """A function of the arguments; in stages where it waits for replicas.
 
         Asked for again by the same `key`, it is the same one. `with_effects` if
         it has the layers' side effects; `sums` as for `GraphCutter.function`.
         """
         if key not in self._functions:
-            make: Any = StagedFunction if self.totals else GraphCutter.function
+            cut = self._graph
+            make = cut.in_stages if self.totals else cut.function
             self._functions[key] = make(
-                self._graph,
                 [*self._at_hand, *inputs],
                 fetches,
                 self.part.effects if with_effects else (),
@@ -165,20 +200,25 @@ class CellFunctions:
         sizes = [t.op for t in made if t.op.name not in forward]
         made += [t for op in sizes for t in op.inputs]
         done = self._graph.needed(made, forward)
-        own = self._graph.needed(fetches, forward) - done
+        names = self._graph.needed(fetches, forward) - done
         at_hand = [*self.part.forward_inputs, *self.weights.aliases]
-        return self._graph.entering(own, fetches, at_hand)
+        return self._graph.entering(names, fetches, at_hand)
 
     def of_forward(self, fetches: Sequence[tf.Tensor]) -> Subfunction:
         """The function that computes tensors of the forward pass alone."""
         key = tuple(t.ref() for t in fetches)
-        with out_of_turn():
+        with in_turn(False):  # no task, which devices run in turn
             function = self.function(key, [], fetches)
-            return (
-                function.whole
-                if isinstance(function, StagedFunction)
-                else function
+        if function.stages:
+            raise ValueError(
+                "What a loss is divided by must not follow from a batch "
+                "normalisation over replicas, where it has to be known before "
+                "all forward tasks are done. Received: a size, a mask or a "
+                "weight that does, or a loss class of your own, after a layer "
+                'with synchronized=True. Pass schedule="gpipe", '
+                "synchronized=False, or batches of a fixed shape."
             )
+        return function
 
     def check_kept(self) -> None:
         """Refuses to keep what XLA cannot hand from function to function.
@@ -190,10 +230,10 @@ class CellFunctions:
             return
         traced, places = self.part.traced, self.part.whole.places
         kept = [t for t in self.kept.tensors if _is_of_one_function(t)]
-        found = {traced.section_of(places[t.op.name]).name: None for t in kept}
-        if found:
+        layers = [traced.section_of(places[t.op.name]).name for t in kept]
+        if layers:
             raise NotCompilable(
-                f"layers {[*found]}",
+                f"layers {[*dict.fromkeys(layers)]}",
                 "they keep for their gradients (in a loop: a TensorList; in a "
                 "condition: a tensor of one branch) what XLA cannot hand to "
                 'another function. Pass remat="always" to `GPipe`',
@@ -219,12 +259,195 @@ def _is_of_one_function(tensor: tf.Tensor) -> bool:
     What a branch keeps for its gradient has no rows if the other one is taken;
     TensorFlow gives it a shape without rows where their number is not known.
     """
-    is_of_branch = tensor.op.type in {
-        "Case",
-        "If",
-        "StatelessCase",
-        "StatelessIf",
-    }
+    is_of_branch = tensor.op.type.endswith(("Case", "If"))
     return tensor.dtype == tf.variant or (
         is_of_branch and bool(tensor.shape.rank) and 0 in tensor.shape
     )
+
+
+# ------------------------------------------------------- a share of the bytes
+def fewer_kept(
+    needed: Sequence[tf.Tensor],
+    free: Collection[Any],
+    share: float,
+    device_type: str = "CPU",
+) -> list[tf.Tensor]:
+    """Returns what to keep, so that all that is needed can be had from it.
+
+    Args:
+        needed: Tensors that the backward pass takes of the forward pass.
+        free: References of tensors that are there in any case.
+        share: Of the bytes of `needed`, how many may be kept. From 0 to 1.
+        device_type: Such as "GPU": it says what is cheap.
+
+    Returns:
+        The tensors to keep; more bytes than allowed where loops, conditions and
+        operations with state, which are not run again, make them.
+    """
+    allowed = share * sum(map(tensor_bytes, needed))
+    network = _Network(needed, free, device_type)
+    kept = network.cut(0.0)
+    if sum(map(tensor_bytes, kept)) > allowed:
+        return kept
+    low, high = 0.0, float(2**10)
+    # Prices of a byte of work in bytes kept, from 2 ** -10 to 2 ** 10.
+    for _ in range(_STEPS):
+        price = math.sqrt(max(low, 2**-10) * high)
+        fewer = network.cut(price)
+        if sum(map(tensor_bytes, fewer)) > allowed:
+            high = price
+        else:
+            low, kept = price, fewer
+    return kept
+
+
+def _can_be_repeated(op: tf.Operation) -> bool:
+    """Returns whether an operation gives the same again, and by itself.
+
+    Not what takes a list, as of a loop: nobody knows the bytes of one.
+    """
+    is_stateful = op.op_def is None or op.op_def.is_stateful
+    return not (
+        is_stateful
+        or op.type.startswith("Placeholder")
+        or functions_of(op.node_def)
+        or any(
+            t.dtype in (tf.variant, tf.resource)
+            for t in [*op.inputs, *op.outputs]
+        )
+    )
+
+
+def _work(op: tf.Operation, start: float, flops_a_byte: float) -> float:
+    """What an operation takes, as the bytes that could be moved meanwhile."""
+    if op.type in CHEAP:
+        return 0.0
+    moved = sum(map(tensor_bytes, {t.ref(): t for t in op.inputs}.values()))
+    moved += sum(map(tensor_bytes, op.outputs))
+    flops = operation_flops(op)
+    if "Random" in op.type:
+        flops *= _RANDOM_FLOPS
+    return start + moved + flops / flops_a_byte
+
+
+class _Network:
+    """The network above, whose limits follow from a price."""
+
+    def __init__(
+        self,
+        needed: Sequence[tf.Tensor],
+        free: Collection[Any],
+        device_type: str,
+    ):
+        self._tensors: list[tf.Tensor] = []
+        self._work: list[float] = []
+        #     nodes: 2 i and 2 i + 1 are t and t' of tensor i
+        #            -1 - j is operation j
+        self._edges: list[tuple[Any, Any]] = []
+        places: dict[Any, int] = {}
+        ops: dict[str, int] = {}
+        waiting: list[tf.Tensor] = []
+
+        def place(tensor: tf.Tensor) -> int:
+            if tensor.ref() not in places:
+                places[tensor.ref()] = len(self._tensors)
+                self._tensors.append(tensor)
+                waiting.append(tensor)
+            return places[tensor.ref()]
+
+        self._edges += [
+            ("source", 2 * place(t)) for t in needed if t.ref() not in free
+        ]
+        is_known = all(t.shape.is_fully_defined() for t in needed)
+        start = _START if is_known else _START / LIKELY_ROWS
+        is_cpu = device_type == "CPU"
+        flops_a_byte = _CPU_FLOPS_A_BYTE if is_cpu else _FLOPS_A_BYTE
+        while waiting:
+            tensor = waiting.pop()
+            i, op = places[tensor.ref()], tensor.op
+            if not _can_be_repeated(op):
+                self._edges.append((2 * i + 1, "sink"))
+                continue
+            if op.name not in ops:
+                ops[op.name] = -1 - len(self._work)
+                self._work.append(_work(op, start, flops_a_byte))
+                self._edges += [
+                    (ops[op.name], 2 * place(t))
+                    for t in op.inputs
+                    if t.ref() not in free
+                ]
+            self._edges.append((2 * i + 1, ops[op.name]))
+
+    def cut(self, price: float) -> list[tf.Tensor]:
+        """The tensors to keep at a price of work."""
+        left: _Left = collections.defaultdict(dict)
+
+        def add(a: Any, b: Any, limit: int) -> None:
+            if limit:
+                left[a][b] = left[a].get(b, 0) + limit
+                left[b].setdefault(a, 0)
+
+        for i, tensor in enumerate(self._tensors):
+            add(2 * i, 2 * i + 1, max(1, tensor_bytes(tensor)))
+        # Equal layers are not equally dear: so some of them can be run again.
+        rise = price * _RISE / (len(self._work) or 1)
+        for j, work in enumerate(self._work):
+            add(-1 - j, "sink", round((price + rise * j) * work))
+        for a, b in self._edges:
+            add(a, b, _UNLIMITED)
+        side = _side_of_source(left)
+        return [
+            tensor
+            for i, tensor in enumerate(self._tensors)
+            if 2 * i in side and 2 * i + 1 not in side
+        ]
+
+
+# By the ends of an edge, how much may flow there besides.
+_Left: TypeAlias = "collections.defaultdict[Any, dict[Any, int]]"
+
+
+def _side_of_source(left: _Left) -> set[Any]:
+    """The nodes before the minimum cut that is nearest to the source.
+
+    Of a maximum flow, by shortest paths of one length at a time (Dinic).
+    """
+    while True:
+        depth = {"source": 0}
+        waiting: collections.deque[Any] = collections.deque(["source"])
+        while waiting:
+            a = waiting.popleft()
+            new = [b for b, n in left[a].items() if n and b not in depth]
+            depth.update(dict.fromkeys(new, depth[a] + 1))
+            waiting += new
+        if "sink" not in depth:
+            return {*depth}
+        _fill(left, depth)
+
+
+def _fill(left: _Left, depth: dict[Any, int]) -> None:
+    """Fills all paths along which the depth grows."""
+    ahead = {
+        a: [b for b in left[a] if depth.get(b, -1) == depth[a] + 1]
+        for a in depth
+    }
+    path = ["source"]
+    while path:
+        a = path[-1]
+        if a == "sink":
+            pairs = [*itertools.pairwise(path)]
+            most = min(left[x][y] for x, y in pairs)
+            for x, y in pairs:
+                left[x][y] -= most
+                left[y][x] += most
+            full = next(i for i, (x, y) in enumerate(pairs) if not left[x][y])
+            del path[full + 1 :]
+            continue
+        while ahead[a] and not left[a][ahead[a][-1]]:
+            ahead[a].pop()
+        if ahead[a]:
+            path.append(ahead[a][-1])
+        else:
+            path.pop()
+            if path:
+                ahead[path[-1]].pop()

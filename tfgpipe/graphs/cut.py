@@ -33,51 +33,42 @@ and a later one takes is carried, so that nothing is computed twice.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import (
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.devices import tensor_bytes
-from tfgpipe.graphs.bundle import Bundle, as_bundle
 from tfgpipe.graphs.flops import LIKELY_ROWS
-from tfgpipe.graphs.gradient_sums import add_in_order
-from tfgpipe.graphs.turns import stays_where_called, traced
+from tfgpipe.graphs.functions import (
+    Bundle,
+    OutsideValue,
+    Stage,
+    Subfunction,
+    as_bundle,
+    traced,
+)
 
 # Repeated rather than carried from one function to the next, where their
 # inputs are at hand.
-CHEAP = {
-    "BroadcastGradientArgs",
-    "Const",
-    "ExpandDims",
-    "Identity",
-    "Pack",
-    "Prod",
-    "Range",
-    "Reshape",
-    "Shape",
-    "StridedSlice",
-}
+CHEAP = set(
+    "BroadcastGradientArgs Const ExpandDims Identity Pack Prod Range Reshape "
+    "Shape StridedSlice".split()
+)
 
-# What these make of a tensor is carried in its place, where nothing else of it
+# What these make of a tensor is carried instead of it, where nothing else of it
 # is needed: of gradients, where numbers of rows are not known.
 SIZES = {"Rank", "Shape", "ShapeN", "Size"}
-
 
 # By parts of the names of types; and bytes that they take and make.
 _PRODUCTS = ("MatMul", "Einsum", "Conv")
 _LARGE = 2**20
 # Of a backward pass, so many of them may run side by side.
 _AT_ONCE = 3
+
+_VARIANT = tf.variant.as_datatype_enum
 
 
 class WholeGraph:
@@ -91,9 +82,11 @@ class WholeGraph:
         operations: Its operations, in order.
         places: Their places, by their names.
         nodes: Their definitions, by their names.
-        versions: Of the definition.
+        functions: The definitions of the functions that it calls, likewise.
         captures: Tensors outside of it, by the references of its own; and what
             it reads of variables outside of it that it does not assign.
+        texts: What `same_graph.py` has written of operations.
+        function_texts: And of functions.
     """
 
     def __init__(self, graph: tf.Graph, takes_reads: bool = True):
@@ -102,121 +95,110 @@ class WholeGraph:
         self.places = {op.name: i for i, op in enumerate(self.operations)}
         definition = graph.as_graph_def()
         self.nodes = {node.name: node for node in definition.node}
-        self.versions = definition.versions
-        self.functions = {
-            function.signature.name: function
-            for function in definition.library.function
-        }
-        self._gradients = {
-            gradient.function_name: gradient
-            for gradient in definition.library.gradient
-        }
+        self._versions = definition.versions
+        library = definition.library
+        self.functions = {f.signature.name: f for f in library.function}
+        self._gradients = {g.function_name: g for g in library.gradient}
+        self.texts: dict[str, bytes] = {}
+        self.function_texts: dict[str, str] = {}
         self.captures: dict[Any, Any] = {}
-        for outer, own in graph.captures:
-            self.captures[own.ref()] = outer
-            if not takes_reads or own.dtype != tf.resource:
+        for outer, inner in graph.captures:
+            self.captures[inner.ref()] = outer
+            if not takes_reads or inner.dtype != tf.resource:
                 continue
-            if internals.is_only_read(own):
-                self.captures.update(_read_outside(outer, own))
+            if internals.is_only_read(inner):
+                users = inner.consumers()
+                reads = [o for o in users if o.type == "ReadVariableOp"]
+                read = [op.outputs[0] for op in reads]
+                values = {t.dtype: OutsideValue(outer, t.dtype) for t in read}
+                self.captures.update((t.ref(), values[t.dtype]) for t in read)
+
+    def operation(self, name: str) -> tf.Operation:
+        """Returns the operation of this name."""
+        return self.operations[self.places[name]]
+
+    def in_order(self, names: Iterable[str]) -> list[tf.Operation]:
+        """Returns the operations of these names, in the graph's order."""
+        places = sorted(self.places[name] for name in names)
+        return [self.operations[i] for i in places]
 
     def is_large_product(self, name: str) -> bool:
         """Returns whether an operation multiplies large matrices."""
-        op = self.operations[self.places[name]]
+        op = self.operation(name)
         if not any(word in op.type for word in _PRODUCTS):
             return False
         known = [t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs)]
         size = sum(map(tensor_bytes, (*op.inputs, *op.outputs)))
         return size * (1 if all(known) else LIKELY_ROWS) >= _LARGE
 
-    def definition_of(self, names: Collection[str]) -> tf.compat.v1.GraphDef:
-        """A definition of some operations, with the functions they call."""
-        places = self.places
+    def definition_of(
+        self, names: Collection[str], merged: Mapping[str, str] | None = None
+    ) -> tf.compat.v1.GraphDef:
+        """A definition of some operations, with the functions they call.
+
+        They take the results of `merged` of operations with these names.
+        """
         part = tf.compat.v1.GraphDef(
-            versions=self.versions,
-            node=[self.nodes[n] for n in sorted(names, key=places.__getitem__)],
+            versions=self._versions,
+            node=[self.nodes[op.name] for op in self.in_order(names)],
         )
         for node in part.node:
             node.attr.pop("_class", None)  # colocation with what is left out
-            node.input[:] = [
-                i for i in node.input if i[0] != "^" or i[1:] in names
-            ]
-        called: set[str] = set()
-        waiting = [name for node in part.node for name in functions_of(node)]
-        while waiting:
-            name = waiting.pop()
-            if name in called or name not in self.functions:
-                continue
-            called.add(name)
-            function = self.functions[name]
-            part.library.function.append(function)
-            for node in function.node_def:
-                waiting += functions_of(node)
-            if name in self._gradients:
-                part.library.gradient.append(self._gradients[name])
-                waiting.append(self._gradients[name].gradient_func)
+            inputs = [_output_of(name, merged or {}) for name in node.input]
+            node.input[:] = [i for i in inputs if i[0] != "^" or i[1:] in names]
+        gradients = {n: [g.gradient_func] for n, g in self._gradients.items()}
+        called = called_functions(part.node, self.functions, gradients)
+        part.library.function.extend(called.values())
+        part.library.gradient.extend(
+            self._gradients[name] for name in called if name in gradients
+        )
         return part
-
-
-class OutsideValue:
-    """The value of a variable that is not of the model, a `tf.Variable`.
-
-    It is read once in a step, before what the step assigns, and all cells take
-    it: whenever they run, and run again, it is the same.
-    """
-
-    def __init__(self, handle: tf.Tensor, dtype: tf.DType):
-        self._handle = handle
-        self._dtype = dtype
-        self._read: tuple[Any, Any] = (None, None)
-
-    def read(self) -> tf.Tensor:
-        """The value, in the graph of a step; where that has it already, that.
-
-        It is read where the variable is.
-        """
-        graph = internals.current_graph()
-        known, value = self._read
-        if graph is None or known is not graph:
-            with tf.control_dependencies(None), tf.device(None):
-                value = tf.raw_ops.ReadVariableOp(
-                    resource=self._handle, dtype=self._dtype
-                )
-            self._read = graph, value
-        return value
-
-
-def _read_outside(outer: Any, handle: tf.Tensor) -> dict[Any, OutsideValue]:
-    """What a graph reads of a variable outside, by the references of that."""
-    reads = [op for op in handle.consumers() if op.type == "ReadVariableOp"]
-    found = [op.outputs[0] for op in reads]
-    values = {t.dtype: OutsideValue(outer, t.dtype) for t in found}
-    return {t.ref(): values[t.dtype] for t in found}
 
 
 def functions_of(node: tf.compat.v1.NodeDef) -> list[str]:
     """The names of the functions that an operation may call."""
-    found = []
+    called = []
     for attribute in node.attr.values():
-        found += [attribute.func, *attribute.list.func]
-    return [function.name for function in found if function.name]
+        called += [attribute.func, *attribute.list.func]
+    return [function.name for function in called if function.name]
+
+
+def called_functions(
+    nodes: Iterable[tf.compat.v1.NodeDef],
+    functions: Mapping[str, Any],
+    gradients: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Any]:
+    """The functions that nodes call, and these in turn, by their names.
+
+    Also those that `gradients` has for them, by names.
+    """
+    called: dict[str, Any] = {}
+    waiting = [name for node in nodes for name in functions_of(node)]
+    while waiting:
+        name = waiting.pop()
+        if name in functions and name not in called:
+            called[name] = functions[name]
+            for node in functions[name].node_def:
+                waiting += functions_of(node)
+            waiting += (gradients or {}).get(name, ())
+    return called
 
 
 class GraphCutter:
     """A part of a graph, to cut functions from.
 
-    `own` are the names of its operations, whose side effects may be asked for.
-    `options` are arguments of `tf.function` for what is cut, `device_type` such
-    as "GPU". `gradients` are the names of those that are a backward pass.
+    `inside` are the names of its operations, whose side effects may be asked
+    for. `options` are arguments of `tf.function` for what is cut, `device_type`
+    such as "GPU". `gradients` are the names of those that are a backward pass.
 
     Attributes:
-        operations: All operations of the graph, in order.
-        captures: Tensors outside of it, by the references of its own.
+        captures: Tensors outside of the graph, by the references of its own.
     """
 
     def __init__(
         self,
         whole: WholeGraph,
-        own: Collection[str],
+        inside: Collection[str],
         options: dict[str, Any],
         device_type: str,
         gradients: Collection[str] = (),
@@ -224,19 +206,16 @@ class GraphCutter:
         self._options = options
         # For XLA, sizes are no values that a function could take.
         self._sizes = set() if options.get("jit_compile") else SIZES
+        self._operations = whole.in_order(inside)
         self._gradients = {
-            name
-            for name in gradients
-            if whole.operations[whole.places[name]].type not in self._sizes
+            op.name
+            for op in self._operations
+            if op.name in gradients and op.type not in self._sizes
         }
         # Among devices of that type, TensorFlow takes the one of the call.
         self._where = f"/device:{device_type}:*"
         self._whole = whole
-        self._graph = whole.graph
-        self._own = own
-        self.operations = [
-            whole.operations[i] for i in sorted(whole.places[n] for n in own)
-        ]
+        self._inside = inside
         self.captures = whole.captures
 
     def needed(
@@ -260,23 +239,26 @@ class GraphCutter:
         tensor whose size alone is needed, the size, unless `as_sizes` is False.
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
-        found: dict[Any, tf.Tensor] = {}
-        own = [op for op in self.operations if op.name in names]
+        entering: dict[Any, tf.Tensor] = {}
+        operations = [op for op in self._operations if op.name in names]
         kinds = self._sizes if as_sizes else ()
-        sizes = [op for op in own if op.type in kinds]
-        others = [op for op in own if op.type not in kinds]
+        others = [op for op in operations if op.type not in kinds]
         for tensor in [*(t for op in others for t in op.inputs), *fetches]:
             if tensor.op.name not in names and not follows(tensor, free):
-                found[tensor.ref()] = tensor
-        for op in sizes:
-            if not all(follows(t, free) for t in op.outputs) and any(
-                t.op.name not in names
-                and t.ref() not in found
-                and not follows(t, free)
-                for t in op.inputs
+                entering[tensor.ref()] = tensor
+        for op in operations:
+            if (
+                op.type in kinds
+                and not all(follows(t, free) for t in op.outputs)
+                and any(
+                    t.op.name not in names
+                    and t.ref() not in entering
+                    and not follows(t, free)
+                    for t in op.inputs
+                )
             ):
-                found.update((t.ref(), t) for t in op.outputs)
-        return list(found.values())
+                entering.update((t.ref(), t) for t in op.outputs)
+        return list(entering.values())
 
     def function(
         self,
@@ -293,7 +275,7 @@ class GraphCutter:
         `sums` is a fetch that is added to an argument of the function's, the
         sums so far.
         """
-        names, taken = self.reached(inputs, fetches, controls, done)
+        names, taken = self._reached(inputs, fetches, controls, done)
         part = self._whole.definition_of(names)
         is_compiled = self._options.get("jit_compile")  # XLA merges them itself
         merged = {} if is_compiled else _merge_equal(part, self._gradients)
@@ -302,7 +284,60 @@ class GraphCutter:
         add_in_order(part)
         return self.imported(part, taken, fetches, sums, merged)
 
-    def reached(
+    def in_stages(
+        self,
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        controls: Sequence[tf.Operation],
+        sums: Bundle | None,
+    ) -> Subfunction:
+        """Cuts out a function that waits for replicas, see `function`.
+
+        stage 0    inputs                       -> sums 0, carried 0
+                   partners add up sums 0: totals 0
+        stage 1    inputs, totals 0, carried 0  -> sums 1, carried 1
+                   ...
+        last       inputs, all totals, all carried  -> fetches
+        """
+        inputs = list(inputs)
+        # The additions, those first that need none of the others.
+        levels: list[list[tf.Operation]] = []
+        depths: dict[str, int] = {}
+        names, _ = self._reached(inputs, fetches, controls)
+        for op in self._whole.in_order(names):
+            depth = max(
+                (depths.get(t.op.name, 0) for t in op.inputs), default=0
+            )
+            if is_sum(op):
+                if depth == len(levels):
+                    levels.append([])
+                levels[depth].append(op)
+                depth += 1
+            depths[op.name] = depth
+        known = [*inputs, *(op.outputs[0] for ops in levels for op in ops)]
+        done: set[str] = set()  # operations of earlier stages
+        stages: list[Stage] = []
+        for i, level in enumerate(levels):
+            partial = [op.inputs[0] for op in level]
+            new = self._reached(inputs, partial)[0] - done
+            done |= new
+            later = [op.inputs[0] for ops in levels[i + 1 :] for op in ops]
+            wanted = [*fetches, *later]
+            rest, _ = self._reached(known, wanted, controls, done)
+            at_hand = [t for one in known for t in as_bundle(one).aliases]
+            direct = [t for one in wanted for t in as_bundle(one).tensors]
+            taken = self.entering(rest - done, direct, at_hand, False)
+            made = {t.ref(): t for t in taken if t.op.name in new}
+            carried = Bundle(list(made.values()), together=False)
+            stage = self.function(inputs, [*partial, carried])
+            received = [op.outputs[0] for op in level]
+            stages.append(Stage(stage, received, carried))
+            inputs += [*received, carried]
+        last = self.function(inputs, fetches, controls, sums, done)
+        last.stages = stages
+        return last
+
+    def _reached(
         self,
         inputs: Iterable[tf.Tensor | Bundle],
         fetches: Iterable[tf.Tensor | Bundle],
@@ -320,33 +355,23 @@ class GraphCutter:
         }
         for one in inputs:
             known.update({t.ref(): one for t in as_bundle(one).aliases})
-        taken: dict[int, tf.Tensor | Bundle] = {}
-        names: set[str] = set()
         controls = [op for op in controls if op.name not in done]
-        waiting = [t for fetch in fetches for t in as_bundle(fetch).tensors]
-        waiting += [op.outputs[0] for op in controls if op.outputs]
-        operations = [op for op in controls if not op.outputs]
-        # From what is wanted back to what is known: a tensor waits for the
-        # operation that makes it, and that for the tensors that it takes.
-        while waiting or operations:
-            if waiting:
-                tensor = waiting.pop()
-                if tensor.ref() in known:
-                    one = known[tensor.ref()]
-                    taken[id(one)] = one
-                    continue
-                operations.append(tensor.op)
-            op = operations.pop()
-            if op.name not in names:
-                names.add(op.name)
-                waiting.extend(op.inputs)
-                if controls:
-                    operations += [
-                        o
-                        for o in op.control_inputs
-                        if o.name not in done and o.name in self._own
-                    ]
-        return names, list(taken.values())
+        followed = {*self._inside} - {*done} if controls else set()
+        wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
+        wanted += [op.outputs[0] for op in controls if op.outputs]
+        operations = internals.ancestors(
+            wanted,
+            lambda t: t.ref() in known,
+            lambda op: op.name in followed,
+            [op for op in controls if not op.outputs],
+        )
+        taken = [t for op in operations.values() for t in op.inputs]
+        inputs_taken = {
+            id(one): one
+            for tensor in [*wanted, *taken]
+            if (one := known.get(tensor.ref())) is not None
+        }
+        return {*operations}, [*inputs_taken.values()]
 
     def imported(
         self,
@@ -358,68 +383,67 @@ class GraphCutter:
     ) -> Subfunction:
         """Imports a definition into a function that takes the inputs.
 
-        `merged` are operations in whose stead others of the definition run.
+        `merged` are operations for which others of the definition run.
         """
-        merged = merged or {}
         used = {_full(name) for node in part.node for name in node.input}
         given = {t.name for one in inputs for t in as_bundle(one).aliases}
         wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
         computed = [t.name for t in wanted if t.name not in given]
-        results_of = [_output_of(name, merged) for name in computed]
+        results_of = [_output_of(name, merged or {}) for name in computed]
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
             # Packed values, bundle after bundle, then the sums so far, and
             # whether there are none.
             flat = iter(arguments)
-            found: dict[str, tf.Tensor] = {}
-            for one in inputs:
-                for slot, value in zip(*self._unpacked(one, flat)):
-                    found.update({t.name: value for t in slot})
-            found.update(_by_themselves(part, found))
+            known: dict[str, tf.Tensor] = {}
+            for one in map(as_bundle, inputs):
+                for slot, value in zip(one.slots, self._unpacked(one, flat)):
+                    known.update({t.name: value for t in slot})
+            known.update(_by_themselves(part, known))
             imported = internals.import_definition(
-                part, {n: v for n, v in found.items() if n in used}, results_of
+                part, {n: v for n, v in known.items() if n in used}, results_of
             )
-            found.update(zip(computed, imported))
+            known.update(zip(computed, imported))
             for t in wanted:  # what `set_shape` said is in no definition
-                found[t.name].set_shape(t.shape)
+                known[t.name].set_shape(t.shape)
             results = []
             for fetch in fetches:
+                bundle = as_bundle(fetch)
                 values = [
-                    tf.identity(found[t.name])
+                    tf.identity(known[t.name])
                     if t.name in given
-                    else found[t.name]
-                    for t in as_bundle(fetch).tensors
+                    else known[t.name]
+                    for t in bundle.tensors
                 ]
                 if fetch is sums:
-                    _, so_far = self._unpacked(fetch, flat)
-                    is_first = next(flat) if sums.begins else None
-                    values = sums.add(so_far, values, is_first)
+                    so_far = self._unpacked(bundle, flat)
+                    is_first = next(flat) if bundle.begins else None
+                    values = bundle.add(so_far, values, is_first)
                 with tf.device(self._where):
-                    results += as_bundle(fetch).pack(values)
+                    results += bundle.pack(values)
             return results
 
         taken = [*inputs, sums] if sums else inputs
         specs = [spec for one in taken for spec in as_bundle(one).specs]
         if sums and sums.begins:
             specs.append(tf.TensorSpec([], tf.bool))
-        stays = stays_where_called(specs, part)
-        concrete = traced(body, specs, self._options, stays)
-        internals.keep(concrete, self._graph)  # and so the functions it calls
+        concrete = traced(body, specs, self._options, part)
+        # And so the functions that it calls.
+        internals.keep(concrete, self._whole.graph)
         call = internals.FunctionCall(concrete, as_written=True)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only one operation's.
-        wrapper = traced(lambda *a: call(list(a)), specs, self._options, stays)
+        wrapper = traced(lambda *a: call(list(a)), specs, self._options, part)
         internals.keep(wrapper, concrete)
         return Subfunction(wrapper, inputs, fetches, self.captures)
 
     def _unpacked(
-        self, one: tf.Tensor | Bundle, arguments: Iterator[tf.Tensor]
-    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
-        """The slots of a bundle, and their values in a function."""
-        bundle = as_bundle(one)
-        packed = list(itertools.islice(arguments, bundle.num_packed))
+        self, bundle: Bundle, arguments: Iterator[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """The values of a bundle in a function."""
+        packed = list(itertools.islice(arguments, len(bundle.specs)))
         with tf.device(self._where):
-            return bundle.slots, bundle.unpack(packed)
+            return bundle.unpack(packed)
 
 
 def _merge_equal(
@@ -498,18 +522,21 @@ def _run_in_order(
     first gradient that takes it. Products of small ones wait for nothing.
     """
     nodes = list(part.node)
-    makers = {n.name: [*map(_maker, n.input)] for n in nodes}
+    makers = {
+        n.name: [name.lstrip("^").split(":")[0] for name in n.input]
+        for n in nodes
+    }
     # A gradient has its place; what is repeated, that before the first of those
     # that take it.
     turn: dict[str, int] = {}
     for i, node in reversed([*enumerate(nodes)]):
         is_gradient = node.name in gradients
-        own = 2 * i + 1 if is_gradient else turn.get(node.name)
-        if own is not None:
-            turn[node.name] = own
+        last = 2 * i + 1 if is_gradient else turn.get(node.name)
+        if last is not None:
+            turn[node.name] = last
             for name in makers[node.name]:
                 if name in makers and name not in gradients:
-                    turn[name] = min(own - is_gradient, turn.get(name, own))
+                    turn[name] = min(last - is_gradient, turn.get(name, last))
     products: list[str] = []
     unused: dict[str, int] = {}  # and after how many products it came
     for node in sorted(nodes, key=lambda n: turn.get(n.name, -1)):
@@ -529,13 +556,8 @@ def _run_in_order(
         unused[node.name] = len(products)
 
 
-def _maker(name: str) -> str:
-    """The operation that makes a node's input."""
-    return name.lstrip("^").split(":")[0]
-
-
 def _by_themselves(
-    part: tf.compat.v1.GraphDef, found: dict[str, tf.Tensor]
+    part: tf.compat.v1.GraphDef, known: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """Returns what gradients of biases take, each from an operation of its own.
 
@@ -549,7 +571,7 @@ def _by_themselves(
     """
     read = [n.input[0] for n in part.node if n.op == "BiasAddGrad"]
     names = dict.fromkeys(map(_full, read))
-    return {n: tf.identity(found[n]) for n in names if n in found}
+    return {n: tf.identity(known[n]) for n in names if n in known}
 
 
 def _full(name: str) -> str:
@@ -558,7 +580,7 @@ def _full(name: str) -> str:
 
 
 def follows(tensor: tf.Tensor, free: set[Any]) -> bool:
-    """Whether a tensor is among the free ones or follows cheaply from them."""
+    """Returns whether a tensor is free or follows cheaply from free ones."""
     if tensor.ref() in free:
         return True
     if tensor.op.type not in CHEAP:
@@ -569,163 +591,37 @@ def follows(tensor: tf.Tensor, free: set[Any]) -> bool:
     return False
 
 
-class Subfunction:
-    """A function cut out of a graph.
+def add_in_order(definition: tf.compat.v1.GraphDef) -> None:
+    """Replaces sums of three and more tensors by sums of two.
 
-    `captures` are tensors outside of the graph, by the references of the
-    graph's own.
+    AddN begins with the first tensor whose memory it may write to. That is
+    not the same one in every run and at every cut, so neither is the rounding.
     """
-
-    def __init__(
-        self,
-        concrete: Any,
-        inputs: list[tf.Tensor | Bundle],
-        fetches: Sequence[tf.Tensor | Bundle],
-        captures: Mapping[Any, Any],
-    ):
-        self._call = internals.FunctionCall(concrete, as_written=True)
-        self.inputs = inputs
-        self._fetches = fetches
-        self._captures = captures
-
-    def __call__(
-        self, values: Mapping[Any, Any], sums: Sequence[tf.Tensor] = ()
-    ) -> list[Any]:
-        """Calls the function; of a bundle it returns a list of what is packed.
-
-        `values` are by the references of the graph's tensors; those of a
-        bundle, packed, by the bundle. `sums` are those so far, packed.
-        """
-        arguments: list[tf.Tensor] = []
-        for one in self.inputs:
-            if isinstance(one, Bundle):
-                arguments += values[one]
-            elif one.ref() in values:
-                arguments.append(values[one.ref()])
-            else:
-                value = self._captures[one.ref()]
-                is_read = isinstance(value, OutsideValue)
-                arguments.append(value.read() if is_read else value)
-        results = iter(self._call([*arguments, *sums]))
-        return [
-            list(itertools.islice(results, fetch.num_packed))
-            if isinstance(fetch, Bundle)
-            else next(results)
-            for fetch in self._fetches
-        ]
+    for node in list(definition.node):
+        if node.op != "AddN" or node.attr["T"].type == _VARIANT:
+            continue
+        *others, last = (i for i in node.input if i[0] != "^")
+        controls = [i for i in node.input if i[0] == "^"]
+        if len(others) < 2:
+            continue
+        # AddN(a, b, c, d) -> ((a + b) + c) + d; the node itself adds the last.
+        total = others[0]
+        for i, other in enumerate(others[1:]):
+            partial = definition.node.add(
+                op="AddV2",
+                name=f"{node.name}/partial_{i}",
+                device=node.device,
+                input=[total, other],
+            )
+            partial.attr["T"].CopyFrom(node.attr["T"])
+            total = partial.name
+        node.op = "AddV2"
+        node.attr.pop("N")
+        node.ClearField("input")
+        node.input.extend([total, last, *controls])
 
 
 # ------------------------------------------- functions that wait for replicas
-class Stage(NamedTuple):
-    """A part of a function, up to where partners add up.
-
-    Attributes:
-        function: Returns this replica's sums, and what is carried.
-        received: The totals, tensors of the graph, one for each sum.
-        carried: What later stages take besides.
-    """
-
-    function: Subfunction
-    received: list[tf.Tensor]
-    carried: Bundle
-
-
-class StagedFunction:
-    """A function cut out of a graph, in stages; see `GraphCutter.function`."""
-
-    def __init__(
-        self,
-        graph: GraphCutter,
-        inputs: Iterable[tf.Tensor | Bundle],
-        fetches: Sequence[tf.Tensor | Bundle],
-        controls: Sequence[tf.Operation],
-        sums: Bundle | None,
-    ):
-        self._graph = graph
-        self._inputs = list(inputs)
-        self._cut = fetches, controls, sums
-
-    @property
-    def before_last(self) -> list[Stage]:
-        """All stages but the last one."""
-        return self._stages[0]
-
-    @property
-    def last(self) -> Subfunction:
-        """The last stage, which returns what the function does."""
-        return self._stages[1]
-
-    @functools.cached_property
-    def whole(self) -> Subfunction:
-        """The function in one stage.
-
-        Raises:
-            ValueError: If it adds up over replicas.
-        """
-        if self._levels:
-            raise ValueError(
-                "What a loss is divided by must not follow from a batch "
-                "normalisation over replicas, where it has to be known before "
-                "all forward tasks are done. Received: a size, a mask or a "
-                "weight that does, or a loss class of your own, after a layer "
-                'with synchronized=True. Pass schedule="gpipe", '
-                "synchronized=False, or batches of a fixed shape."
-            )
-        return self.last
-
-    @functools.cached_property
-    def _levels(self) -> list[list[tf.Operation]]:
-        """The additions, those first that need none of the others."""
-        fetches, controls, _ = self._cut
-        names, _ = self._graph.reached(self._inputs, fetches, controls)
-        levels: list[list[tf.Operation]] = []
-        depth: dict[str, int] = {}
-        for op in self._graph.operations:
-            if op.name not in names:
-                continue
-            own = max((depth.get(t.op.name, 0) for t in op.inputs), default=0)
-            if is_sum(op):
-                if own == len(levels):
-                    levels.append([])
-                levels[own].append(op)
-                own += 1
-            depth[op.name] = own
-        return levels
-
-    @functools.cached_property
-    def _stages(self) -> tuple[list[Stage], Subfunction]:
-        """All stages but the last one, and that."""
-        graph, inputs = self._graph, list(self._inputs)
-        fetches, controls, sums = self._cut
-        totals = [op.outputs[0] for level in self._levels for op in level]
-        done: set[str] = set()  # operations of earlier stages
-        stages: list[Stage] = []
-        #     stage 0    inputs                       -> sums 0, carried 0
-        #                partners add up sums 0: totals 0
-        #     stage 1    inputs, totals 0, carried 0  -> sums 1, carried 1
-        #                ...
-        #     last       inputs, all totals, all carried  -> fetches
-        for i, level in enumerate(self._levels):
-            own_sums = [op.inputs[0] for op in level]
-            received = [op.outputs[0] for op in level]
-            own = graph.reached(inputs, own_sums)[0] - done
-            done |= own
-            wanted = list(fetches)
-            for later in self._levels[i + 1 :]:
-                wanted += [op.inputs[0] for op in later]
-            known = [*inputs, *totals]
-            rest, _ = graph.reached(known, wanted, controls, done)
-            at_hand = [t for one in known for t in as_bundle(one).aliases]
-            direct = [t for one in wanted for t in as_bundle(one).tensors]
-            taken = graph.entering(rest - done, direct, at_hand, False)
-            made = {t.ref(): t for t in taken if t.op.name in own}
-            carried = Bundle(list(made.values()), together=False)
-            stage = graph.function(inputs, [*own_sums, carried])
-            stages.append(Stage(stage, received, carried))
-            inputs += [*received, carried]
-        return stages, graph.function(inputs, fetches, controls, sums, done)
-
-
 _NAME = "moments_over_replicas"
 
 _TYPE = "PlaceholderWithDefault"
@@ -744,7 +640,7 @@ def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def is_sum(op: tf.Operation) -> bool:
-    """Whether an operation is what `sum_over_replicas` added to the graph."""
+    """Returns whether `sum_over_replicas` added an operation to the graph."""
     return op.type == _TYPE and op.name.split("/")[-1].startswith(_NAME)
 
 

@@ -31,7 +31,6 @@ and 2.2, balances cells by such an estimate of each layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -63,23 +62,16 @@ _REDUCTIONS = frozenset(
     """.split()
 )
 
+# By type: the attribute that transposes the first matrix.
 _MATRIX_PRODUCTS = {
-    # type: the attribute that transposes the first matrix
     "MatMul": "transpose_a",
-    "BatchMatMul": "adj_x",
-    "BatchMatMulV2": "adj_x",
-    "BatchMatMulV3": "adj_x",
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), "adj_x"),
 }
 
-_CONVOLUTIONS = {
-    # type: how many of the filter's dimensions are summed over per output
-    "Conv2D": 3,
-    "Conv3D": 4,
-    "DepthwiseConv2dNative": 2,
-}
-
+# By type: how many of the filter's dimensions are summed over per output; and
+# how many of them each input is multiplied by.
+_CONVOLUTIONS = {"Conv2D": 3, "Conv3D": 4, "DepthwiseConv2dNative": 2}
 _TRANSPOSED_CONVOLUTIONS = {
-    # type: how many of the filter's dimensions each input is multiplied by
     "Conv2DBackpropInput": 3,
     "Conv3DBackpropInput": 4,
     "Conv3DBackpropInputV2": 4,
@@ -108,7 +100,7 @@ def graph_flops(graph: tf.Graph) -> float:
     >>> graph_flops(product.get_concrete_function().graph)
     60.0
     """
-    needed = internals.ancestors(graph.outputs, with_controls=True)
+    needed = internals.ancestors(graph.outputs, controls=lambda _: True)
     return sum(map(operation_flops, needed.values()), start=0.0)
 
 
@@ -127,14 +119,12 @@ def _flops(op: tf.Operation) -> float:
     called = [op.get_attr(name) for name in _CALLED if name in attributes]
     if called:
         return max(map(graph_flops, _function_graphs(op, called)))
-    if op.type in _MOVES or not _is_float(op):
+    kinds = [t.dtype for t in [*op.inputs, *op.outputs]]
+    if op.type in _MOVES or not any(
+        kind.is_floating or kind.is_complex for kind in kinds
+    ):
         return 0.0
     return float(_float_flops(op))
-
-
-def _is_float(op: tf.Operation) -> bool:
-    tensors = [*op.inputs, *op.outputs]
-    return any(t.dtype.is_floating or t.dtype.is_complex for t in tensors)
 
 
 def _float_flops(op: tf.Operation) -> int:
@@ -203,35 +193,22 @@ def _iterations(
         return sides[0] + sides[1]
     if test.op.type != "Less":
         return []
+    index = {id(t): i for i, t in enumerate(condition.inputs)}
     counter, limit = map(behind_identities, test.op.inputs)
-    stop = _static(_outside(op, limit, condition))
-    start = _static(_outside(op, counter, condition))
-    step = _step(counter, condition, body)
+    if id(counter) not in index:
+        return []
+    i, j = index[id(counter)], index.get(id(limit))
+    start = _static(op.inputs[i])
+    stop = _static(limit if j is None else op.inputs[j])
+    # What the body adds to the counter.
+    update = behind_identities(body.outputs[i])
+    if update.op.type not in ("Add", "AddV2"):
+        return []
+    old, added = map(behind_identities, update.op.inputs)
+    step = _static(added) if old is body.inputs[i] else None
     if stop is None or start is None or not step or step < 0:
         return []
     return [max(0, math.ceil((stop - start) / step))]
-
-
-def _step(counter: tf.Tensor, condition: Any, body: Any) -> Any:
-    """Returns what the body adds to a loop variable, if that is known."""
-    index = _index(counter, condition.inputs)
-    if index is None:
-        return None
-    update = behind_identities(body.outputs[index])
-    if update.op.type not in ("Add", "AddV2"):
-        return None
-    old, step = map(behind_identities, update.op.inputs)
-    return _static(step) if old is body.inputs[index] else None
-
-
-def _outside(op: tf.Operation, tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
-    """Returns what a function's argument is where the operation calls it."""
-    index = _index(tensor, graph.inputs)
-    return tensor if index is None else op.inputs[index]
-
-
-def _index(tensor: tf.Tensor, tensors: Iterable[tf.Tensor]) -> int | None:
-    return next((i for i, t in enumerate(tensors) if t is tensor), None)
 
 
 def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
@@ -268,11 +245,5 @@ LIKELY_ROWS = 32
 
 def _function_graphs(op: tf.Operation, called: list[Any]) -> list[Any]:
     """The graphs of the functions that an operation calls."""
-    names = [
-        function.name
-        for attribute in called
-        for function in (
-            attribute if isinstance(attribute, list) else [attribute]
-        )
-    ]
-    return [internals.function_graph(op, name) for name in names]
+    functions = tf.nest.flatten(called)
+    return [internals.function_graph(op, one.name) for one in functions]

@@ -111,10 +111,14 @@ class Gradient(NamedTuple):
                 slices[i, 0 if kind == Indices.REPEATED else m] = part
         return self._replace(slices=slices)
 
+    def merge(self, dense: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of its dense part and another one."""
+        return self.dense + dense
+
     def plus(self, other: Gradient) -> Gradient:
         """The sum; dense if one of the two is."""
         if self.dense is not None and other.dense is not None:
-            return Gradient(self.dense + other.dense)
+            return self._replace(dense=self.merge(other.dense))
         if self.dense is not None and other.slices:
             return self.plus(other.as_dense())
         if self.slices and other.dense is not None:
@@ -127,7 +131,7 @@ class Gradient(NamedTuple):
                 part = tf.IndexedSlices(values, part.indices, part.dense_shape)
             merged[key] = part
         dense = other.dense if self.dense is None else self.dense
-        return Gradient(dense, merged)
+        return self._replace(dense=dense, slices=merged)
 
     def as_dense(self) -> Gradient:
         """The same with no slices."""
@@ -146,12 +150,6 @@ class Gradient(NamedTuple):
             every += [_merged(parts)] if kind and len(parts) > 1 else parts
         return _joined(every)
 
-    def in_dtype(self, dtype: str | None) -> Gradient:
-        """With a dense part of this dtype; None for as it is."""
-        if dtype is None or self.dense is None:
-            return self
-        return self._replace(dense=tf.cast(self.dense, dtype))
-
 
 class Replacement(Gradient):
     """What a weight with `overwrite_with_gradient` becomes, as float8 scales.
@@ -160,16 +158,9 @@ class Replacement(Gradient):
     is taken: of the largest numbers of each, that is the one of all.
     """
 
-    def plus(self, other: Gradient) -> Gradient:
-        """The larger of the two, number by number."""
-        one, two = self.as_dense().dense, other.as_dense().dense
-        if one is None or two is None:
-            return self if two is None else other
-        return Replacement(tf.maximum(one, two))
-
-    def in_dtype(self, dtype: str | None) -> Gradient:
-        """The same: it is no sum."""
-        return self
+    def merge(self, dense: tf.Tensor) -> tf.Tensor:
+        """Returns the larger of its dense part and another one."""
+        return tf.maximum(self.dense, dense)
 
 
 def is_replaced(variable: keras.Variable) -> bool:
@@ -177,14 +168,23 @@ def is_replaced(variable: keras.Variable) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def as_merged(gradient: Gradient, variable: keras.Variable) -> Gradient:
-    """A gradient that is merged as its variable needs it."""
-    if not is_replaced(variable):
-        return gradient
-    return Replacement(gradient.as_dense().dense)
+def of_tape(
+    gradient: tf.Tensor | tf.IndexedSlices | None,
+    variable: keras.Variable,
+    dtype: str | None,
+) -> Gradient:
+    """Returns a tape's gradient of a variable, in a dtype if it is dense."""
+    if is_replaced(variable):
+        return Replacement(as_tensor(gradient))
+    if isinstance(gradient, tf.IndexedSlices):
+        parts = enumerate(_lookups(gradient))
+        return Gradient(slices={(i, 0): part for i, part in parts})
+    if gradient is None or dtype is None:
+        return Gradient(gradient)
+    return Gradient(tf.cast(gradient, dtype))
 
 
-def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
+def _lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
     """The gradients of the single lookups, which TensorFlow has joined."""
     values, indices = gradient.values.op, gradient.indices.op
     joins = values.type == indices.type == "ConcatV2"
@@ -194,7 +194,7 @@ def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
     return [
         part
         for value, index in pairs
-        for part in lookups(
+        for part in _lookups(
             tf.IndexedSlices(value, index, gradient.dense_shape)
         )
     ]
@@ -270,26 +270,29 @@ def of_variables(
     device, in the order of the layers. Those of pieces are joined first. Each
     cell comes as its device, its uses, and the sums of each replica.
     """
-    uses: dict[int, tuple[Any, list[Any]]] = {}
-    for device, own_uses, replicas in cells:
-        variables = [use.variable for use in own_uses]
-        owners = [device] * len(variables)
+    by_variable: dict[int, tuple[Any, list[Any]]] = {}
+    for device, uses, replicas in cells:
+        owners = [device] * len(uses)
         if len(replicas) > 1:
-            owners = [v.value.device for v in variables]
+            owners = [use.variable.value.device for use in uses]
         for owner in dict.fromkeys(owners):
-            own = [i for i, name in enumerate(owners) if name == owner]
+            here = [i for i, name in enumerate(owners) if name == owner]
             with tf.device(owner):
-                totals = _over_replicas([[r[i] for i in own] for r in replicas])
-                for i, total in zip(own, totals):
-                    variable = variables[i]
-                    _, found = uses.setdefault(id(variable), (variable, []))
-                    gradient = total.in_dtype(variable.dtype).finished()
+                sums = [[r[i] for i in here] for r in replicas]
+                for i, total in zip(here, _over_replicas(sums)):
+                    variable = uses[i].variable
+                    _, known = by_variable.setdefault(
+                        id(variable), (variable, [])
+                    )
+                    gradient = total.finished()
+                    if _is_dense_sum(total):
+                        gradient = tf.cast(gradient, variable.dtype)
                     if gradient is not None:
-                        found.append((own_uses[i].piece, gradient))
+                        known.append((uses[i].piece, gradient))
     gradients = {}
-    for key, (variable, found) in uses.items():
+    for key, (variable, known) in by_variable.items():
         with tf.device(variable.value.device):
-            gradients[key] = add_uses(_whole(found, variable))
+            gradients[key] = add_uses(_whole(known, variable))
     return gradients
 
 
@@ -300,31 +303,27 @@ def _whole(
 
     Pieces that are not all there, in order, are each put into a whole.
     """
-    found: list[Any] = []
-    parts: list[tuple[Any, Any]] = []
-
-    def end() -> None:
-        found.extend(
-            piece.in_whole(tf.convert_to_tensor(gradient), variable.shape)
-            for piece, gradient in parts
-        )
-        parts.clear()
-
+    runs: list[list[tuple[Any, Any]]] = []
     for piece, gradient in uses:
-        if piece is None:
-            end()
-            found.append(gradient)
-            continue
-        if parts and piece[:2] != (parts[-1][0].axis, parts[-1][0].stop):
-            end()
-        parts.append((piece, gradient))
-        is_last = piece.stop == variable.shape[piece.axis]
-        if is_last and parts[0][0].start == 0:
-            own = [gradient for _, gradient in parts]
-            found.append(_joined_columns(own, piece.axis, variable))
-            parts.clear()
-    end()
-    return found
+        last = runs[-1][-1][0] if runs and piece is not None else None
+        if last is not None and piece[:2] == (last.axis, last.stop):
+            runs[-1].append((piece, gradient))
+        else:
+            runs.append([(piece, gradient)])
+    gradients: list[Any] = []
+    for run in runs:
+        first, last = run[0][0], run[-1][0]
+        parts = [gradient for _, gradient in run]
+        if first is None:
+            gradients += parts
+        elif first.start == 0 and last.stop == variable.shape[first.axis]:
+            gradients.append(_joined_columns(parts, first.axis, variable))
+        else:
+            gradients += [
+                piece.in_whole(tf.convert_to_tensor(part), variable.shape)
+                for piece, part in run
+            ]
+    return gradients
 
 
 def _joined_columns(
@@ -349,28 +348,27 @@ def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:
         cell before     B2 B1 B0 s
         first cell         B2 B1 B0 s
     """
-    columns = [_of_one_kind(column[::-1]) for column in zip(*replicas)]
-    dense = [[g.dense for g in own] for own in columns if _is_dense_sum(own[0])]
+    columns = [column[::-1] for column in zip(*replicas)]
+    for i, column in enumerate(columns):
+        if any(g.dense is not None for g in column):
+            columns[i] = tuple(g.as_dense() for g in column)
+    dense = [
+        [g.dense for g in column]
+        for column in columns
+        if all(map(_is_dense_sum, column))
+    ]
     totals = iter(_sums(dense))
     return [
         Gradient(next(totals))
-        if _is_dense_sum(own[0])
-        else functools.reduce(lambda a, b: a.plus(b), own)
-        for own in columns
+        if all(map(_is_dense_sum, column))
+        else functools.reduce(lambda a, b: a.plus(b), column)
+        for column in columns
     ]
 
 
 def _is_dense_sum(gradient: Gradient) -> bool:
     is_sum = not isinstance(gradient, Replacement)
     return is_sum and gradient.dense is not None
-
-
-def _of_one_kind(column: Sequence[Gradient]) -> list[Gradient]:
-    """Sums of one variable, dense if any of them is."""
-    is_mixed = any(g.slices for g in column) and any(
-        g.dense is not None for g in column
-    )
-    return [g.as_dense() for g in column] if is_mixed else list(column)
 
 
 def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
@@ -409,39 +407,6 @@ def add_uses(totals: list[Any]) -> Any:
         return in_order(totals)
     tensors = [tf.convert_to_tensor(total) for total in totals]
     return _sums([tensors])[0]
-
-
-_VARIANT = tf.variant.as_datatype_enum
-
-
-def add_in_order(definition: tf.compat.v1.GraphDef) -> None:
-    """Replaces sums of three and more tensors by sums of two.
-
-    AddN begins with the first tensor whose memory it may write to. That is
-    not the same one in every run and at every cut, so neither is the rounding.
-    """
-    for node in list(definition.node):
-        if node.op != "AddN" or node.attr["T"].type == _VARIANT:
-            continue
-        *others, last = (i for i in node.input if i[0] != "^")
-        controls = [i for i in node.input if i[0] == "^"]
-        if len(others) < 2:
-            continue
-        # AddN(a, b, c, d) -> ((a + b) + c) + d; the node itself adds the last.
-        total = others[0]
-        for i, other in enumerate(others[1:]):
-            partial = definition.node.add(
-                op="AddV2",
-                name=f"{node.name}/partial_{i}",
-                device=node.device,
-                input=[total, other],
-            )
-            partial.attr["T"].CopyFrom(node.attr["T"])
-            total = partial.name
-        node.op = "AddV2"
-        node.attr.pop("N")
-        node.ClearField("input")
-        node.input.extend([total, last, *controls])
 
 
 class GradientSums(NamedTuple):

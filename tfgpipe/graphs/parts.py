@@ -15,7 +15,6 @@ again.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -23,8 +22,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs.bundle import tensors
 from tfgpipe.graphs.cut import WholeGraph, follows
+from tfgpipe.graphs.functions import tensors
 from tfgpipe.graphs.gradient_sums import Gradient, Indices
 from tfgpipe.graphs.traced_model import Differentiated, TracedModel
 
@@ -105,7 +104,79 @@ def parts_of(
     `indices` is for each of `TracedModel.uses`, see `Part`; empty where
     nothing is known.
     """
-    return _Cutting(made, num_cells, indices).parts()
+    traced = made.traced
+    whole = WholeGraph(traced.graph)
+    passes = [(back, k) for back in (False, True) for k in range(num_cells)]
+    names: dict[_Pass, set[str]] = {one: set() for one in passes}
+    takes: dict[_Pass, dict[Hashable, tf.Tensor]] = {one: {} for one in passes}
+    gives: dict[_Pass, dict[Hashable, tf.Tensor]] = {one: {} for one in passes}
+    reads: list[dict[int, None]] = [{} for _ in range(num_cells)]
+    uses = {use.tensor.ref(): i for i, use in enumerate(traced.uses)}
+    # What nothing of the graph makes.
+    given = [*traced.x, *traced.labels, *made.dy, *made.dlosses]
+    given += [tensor for _, tensor in traced.state]
+    starts = {t.ref() for t in given if t is not None}
+    free = set(whole.captures)
+    known = {*starts, *uses, *free}
+
+    def pass_of(op: tf.Operation) -> _Pass:
+        return op.name in made.backward, traced.cell_of(made.places[op.name])
+
+    def take(tensor: tf.Tensor, taker: _Pass) -> None:
+        ref = tensor.ref()
+        if ref in uses:
+            reads[taker[1]][uses[ref]] = None
+        elif ref in starts:
+            takes[taker][ref] = tensor
+        elif not follows(tensor, free):
+            maker = pass_of(tensor.op)
+            # Its own forward pass is kept, or runs again.
+            if maker not in (taker, (False, taker[1])):
+                takes[taker][ref] = gives[maker][ref] = tensor
+
+    gradients = [tensors(d) for d in made.dw]
+    wanted = [*traced.results, *(t for flat in gradients for t in flat)]
+    needed = internals.ancestors(wanted, effects=traced.effects)
+    outside = {ref.deref().op.name for ref in (*starts, *uses)}
+    for op in whole.in_order(needed.keys() - outside):
+        taker = pass_of(op)
+        names[taker].add(op.name)
+        for tensor in op.inputs:
+            take(tensor, taker)
+    for tensor in traced.results:
+        if tensor.ref() not in known:
+            gives[pass_of(tensor.op)][tensor.ref()] = tensor
+    owners: list[int | None] = [None] * len(gradients)
+    for i, flat in enumerate(gradients):
+        if flat:
+            # The cell whose backward pass makes a gradient.
+            makers = [pass_of(t.op) for t in flat]
+            backward = [k for is_backward, k in makers if is_backward]
+            owners[i] = owner = min(backward, default=makers[0][1])
+            reads[owner][i] = None
+            for tensor in flat:
+                take(tensor, (True, owner))
+    parts = []
+    for k, read in enumerate(reads):
+        dw = [made.dw[i] if owners[i] == k else Gradient() for i in read]
+        taken = takes[False, k]
+        parts.append(
+            Part(
+                made,
+                whole,
+                k,
+                names[False, k],
+                names[True, k],
+                [traced.uses[i] for i in read],
+                dw,
+                [*taken.values()],
+                [*gives[False, k].values()],
+                [t for ref, t in takes[True, k].items() if ref not in taken],
+                [*gives[True, k].values()],
+                [_as_many(indices[i], d) for i, d in zip(read, dw)],
+            )
+        )
+    return parts
 
 
 def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
@@ -121,129 +192,6 @@ def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
         before = [*found[-1], *part.forward_outputs]
         found.append([t for t in before if last.get(t.ref(), -1) > k])
     return found
-
-
-class _Cutting:
-    """Finds for each cell what it has, takes and gives."""
-
-    def __init__(
-        self,
-        made: Differentiated,
-        num_cells: int,
-        indices: Sequence[Sequence[Indices]],
-    ):
-        self._made = made
-        self._traced = traced = made.traced
-        self._num_cells = num_cells
-        self._indices = indices
-        self._whole = WholeGraph(traced.graph)
-        # What nothing of the graph makes.
-        given = [*traced.x, *traced.labels, *made.dy, *made.dlosses]
-        given += [tensor for _, tensor in traced.state]
-        self._given = {t.ref() for t in given if t is not None}
-        self._weights = {use.tensor.ref(): use for use in traced.uses}
-        self._free = set(self._whole.captures)
-        self._known = {*self._given, *self._weights, *self._free}
-        self._own: dict[_Pass, set[str]] = collections.defaultdict(set)
-        self._takes: dict[_Pass, dict[Hashable, tf.Tensor]] = (
-            collections.defaultdict(dict)
-        )
-        self._gives: dict[_Pass, dict[Hashable, tf.Tensor]] = (
-            collections.defaultdict(dict)
-        )
-        self._uses: dict[int, dict[Hashable, Any]] = collections.defaultdict(
-            dict
-        )
-
-    def parts(self) -> list[Part]:
-        """The parts, one after the other."""
-        traced, made = self._traced, self._made
-        gradients = [tensors([d]) for d in made.dw]
-        owners = [self._owner(own) for own in gradients]
-        results = traced.results
-        wanted = [*results, *(t for own in gradients for t in own)]
-        needed = self._needed(wanted)
-        for op in self._whole.operations:
-            if op.name not in needed:
-                continue
-            own = self._pass_of(op)
-            self._own[own].add(op.name)
-            for tensor in op.inputs:
-                self._take(tensor, own)
-        for tensor in results:
-            self._give(tensor)
-        for use, found, owner in zip(traced.uses, gradients, owners):
-            if owner is not None:
-                self._uses[owner][use.tensor.ref()] = use
-                for tensor in found:
-                    self._take(tensor, (True, owner))
-        return [self._part(k, owners) for k in range(self._num_cells)]
-
-    def _part(self, k: int, owners: list[int | None]) -> Part:
-        places = {
-            use.tensor.ref(): i for i, use in enumerate(self._traced.uses)
-        }
-        indices = [places[ref] for ref in self._uses[k]]
-        dw = [
-            self._made.dw[i] if owners[i] == k else Gradient() for i in indices
-        ]
-        taken = self._takes[False, k]
-        back = self._takes[True, k]
-        return Part(
-            self._made,
-            self._whole,
-            k,
-            self._own[False, k],
-            self._own[True, k],
-            [*self._uses[k].values()],
-            dw,
-            [*taken.values()],
-            [*self._gives[False, k].values()],
-            [t for ref, t in back.items() if ref not in taken],
-            [*self._gives[True, k].values()],
-            [_as_many(self._indices[i], d) for i, d in zip(indices, dw)],
-        )
-
-    def _pass_of(self, op: tf.Operation) -> _Pass:
-        made = self._made
-        cell = self._traced.cell_of(made.places[op.name])
-        return op.name in made.backward, cell
-
-    def _owner(self, gradient: list[tf.Tensor]) -> int | None:
-        """The cell whose backward pass makes a gradient, or None."""
-        backward = self._made.backward
-        if not gradient:
-            return None
-        cells = [
-            self._pass_of(t.op)[1] for t in gradient if t.op.name in backward
-        ]
-        return min(cells, default=self._pass_of(gradient[0].op)[1])
-
-    def _needed(self, wanted: Sequence[tf.Tensor]) -> set[str]:
-        """Returns the names of the operations that results follow from."""
-        names = {*internals.ancestors(wanted, effects=self._traced.effects)}
-        outside = {ref.deref().op.name for ref in self._given}
-        outside |= {ref.deref().op.name for ref in self._weights}
-        return names - outside
-
-    def _take(self, tensor: tf.Tensor, own: _Pass) -> None:
-        """Notes what a pass of a cell takes."""
-        ref = tensor.ref()
-        if ref in self._weights:
-            self._uses[own[1]][ref] = self._weights[ref]
-        elif ref in self._given:
-            self._takes[own][ref] = tensor
-        elif not follows(tensor, self._free):
-            maker = self._pass_of(tensor.op)
-            is_kept = maker == (False, own[1])  # of its own forward pass
-            if maker != own and not is_kept:
-                self._takes[own][ref] = tensor
-                self._gives[maker][ref] = tensor
-
-    def _give(self, tensor: tf.Tensor) -> None:
-        """Notes a result of the step."""
-        if tensor.ref() not in self._known:
-            self._gives[self._pass_of(tensor.op)][tensor.ref()] = tensor
 
 
 def _as_many(known: Sequence[Indices], gradient: Gradient) -> list[Indices]:

@@ -23,7 +23,8 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -31,52 +32,29 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.failures import add_note, check_interruption
-from tfgpipe.graphs.cut import SIZES, functions_of
-from tfgpipe.graphs.gradient_sums import (
-    Gradient,
-    as_merged,
-    lookups,
-)
+from tfgpipe.graphs.cut import SIZES, called_functions
+from tfgpipe.graphs.gradient_sums import Gradient, of_tape
 from tfgpipe.internals import Nest
 
 # What they do is what the functions do that they call.
-_CALLS = {
-    "Case",
-    "If",
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "StatelessCase",
-    "StatelessIf",
-    "StatelessWhile",
-    "While",
-}
+_CALLS = set(
+    "Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf "
+    "StatelessWhile While".split()
+)
 
 # Reading a variable or a table has no effect; cuDNN's recurrent kernels are
 # stateful for the sake of their dropout, which Keras does not use. What nobody
 # needs any more, Python destroys when it comes to it. A gradient of CTC begins
 # with memory of any values; what checks values fails, or does nothing.
-_HARMLESS = internals.READS | {
-    "Assert",
-    "CheckNumerics",
-    "CheckNumericsV2",
-    "DestroyResourceOp",
-    "Empty",
-    "VarHandleOp",
-    "CudnnRNN",
-    "CudnnRNNV2",
-    "CudnnRNNV3",
-    "CudnnRNNBackprop",
-    "CudnnRNNBackpropV2",
-    "CudnnRNNBackpropV3",
-}
+_HARMLESS = internals.READS | set(
+    "Assert CheckNumerics CheckNumericsV2 CudnnRNN CudnnRNNBackprop "
+    "CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2 CudnnRNNV3 "
+    "DestroyResourceOp Empty VarHandleOp".split()
+)
 
 # Their sizes follow from values, not only from sizes.
-_SIZED_BY_VALUES = {
-    "RaggedTensorToTensor",
-    "Unique",
-    "UniqueV2",
-    "Where",
-} | _CALLS
+_SIZED_BY_VALUES = {"RaggedTensorToTensor", "Unique", "UniqueV2", "Where"}
+_SIZED_BY_VALUES |= _CALLS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +66,7 @@ class TraceOptions:
         gradient_dtype: In which gradients of weights are summed; None for that
             of each weight.
         begins_sums: Whether the function that adds to sums of gradients also
-            begins them.
+            begins them, so that XLA compiles one where there would be two.
     """
 
     jit_compile: bool = False
@@ -103,12 +81,6 @@ class TraceOptions:
         # Inlined, the calls would lose their place in the schedule.
         no_inline = {"_noinline": True}
         return {"autograph": False, "experimental_attributes": no_inline}
-
-    def for_xla(self) -> Any:
-        """Inside, loops are differentiated as XLA needs it, if it compiles."""
-        if self.jit_compile:
-            return internals.in_xla()
-        return contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,11 +156,11 @@ class TracedModel:
 
     def cells_by(self, home: Callable[[Any, int], int | None]) -> list[int]:
         """The cell of each section, if calls have other homes than here."""
-        found = [0]
+        cells = [0]
         for section in self.sections[1:]:
-            own = home(section.operation, section.call)
-            found.append(max(found[-1], own or 0))
-        return found
+            cell = home(section.operation, section.call)
+            cells.append(max(cells[-1], cell or 0))
+        return cells
 
     def section_at(self, place: int) -> int:
         """The number of the section of an operation of the forward pass."""
@@ -203,36 +175,37 @@ class TracedModel:
         return self.cells[self.section_at(place)]
 
     def operations_for(
-        self, rows: int, size: int | None
-    ) -> dict[str, tf.Operation] | None:
+        self, rows: int, size: int = 1
+    ) -> dict[str, tf.Operation]:
         """The operations by their names, in a copy for so many rows.
 
         A graph for any number of rows says little behind operations that turn
         one row into several. Where inputs have sizes, TensorFlow infers all
         others: nothing runs, and no Python of the model.
 
-        Sizes that are not known become `size`, or stay unknown if that is None.
-        None if the operations do not take these sizes.
+        Other sizes that are not known become `size`, or stay unknown if the
+        operations do not take that; none if they do not take the rows either.
         """
-        graph = tf.Graph()
-        given = {}
-        with graph.as_default(), tf.name_scope("inputs_with_sizes"):
-            for tensor in self.x:
-                if tensor is None or not tensor.shape.rank:
-                    continue
-                first, *others = tensor.shape.as_list()
-                shape = [first or rows, *(n or size for n in others)]
-                given[tensor.name] = tf.compat.v1.placeholder(
-                    tensor.dtype, shape
-                )
-        try:
-            with graph.as_default():
-                # With what Python said of shapes, by `set_shape`.
-                definition = self.graph.as_graph_def(add_shapes=True)
-                internals.import_definition(definition, given)
-        except Exception:  # no training fails for what it costs
-            return None
-        return {op.name: op for op in graph.get_operations()}
+        # With what Python said of shapes, by `set_shape`.
+        definition = self.graph.as_graph_def(add_shapes=True)
+        x = [t for t in self.x if t is not None and t.shape.rank]
+        for other in (size, None):
+            graph = tf.Graph()
+            given = {}
+            try:
+                with graph.as_default():
+                    for t in x:
+                        first, *others = t.shape.as_list()
+                        shape = [first or rows, *(n or other for n in others)]
+                        with tf.name_scope("inputs_with_sizes"):
+                            given[t.name] = tf.compat.v1.placeholder(
+                                t.dtype, shape
+                            )
+                    internals.import_definition(definition, given)
+            except Exception:  # no training fails for what it costs
+                continue
+            return {op.name: op for op in graph.get_operations()}
+        return {}
 
     def varying(self) -> Callable[[tf.Tensor], bool]:
         """Tells whether a tensor follows from what micro-batches differ in.
@@ -285,45 +258,43 @@ class TracedModel:
         operation.
         """
         counts: collections.Counter[int] = collections.Counter()
-        found = []
+        lookups = []
         for use in self.uses:
             key = id(use.variable)
             for op in _lookups(use.tensor):
-                found.append(((key, counts[key]), use, op))
+                lookups.append(((key, counts[key]), use, op))
                 counts[key] += 1
-        return found
+        return lookups
 
     @property
     def tables(self) -> list[keras.Variable]:
         """The variables of which rows are looked up, trained or not."""
-        found = [use.variable for _, use, _ in self.all_lookups()]
-        return found + [v for v, t in self.state if _lookups(t)]
+        trained = [use.variable for _, use, _ in self.all_lookups()]
+        return trained + [v for v, t in self.state if _lookups(t)]
 
     @property
     def handed_out(self) -> list[tf.Tensor | None]:
         """The outputs, and then all that hangs on them."""
-        attached = [t for own in self.attached for t in own.values()]
-        return [*self.outputs, *attached]
+        attached = [[*tensors.values()] for tensors in self.attached]
+        return [*self.outputs, *itertools.chain(*attached)]
 
     @property
     def results(self) -> list[tf.Tensor]:
         """All that the step takes of it."""
-        found = [
-            *(*self.handed_out, *self.losses, *self.counts),
-            *(tensor for _, tensor in self.new_state),
-            *tf.nest.flatten(self.moments),
-        ]
-        return [t for t in found if t is not None]
+        results = [*self.handed_out, *self.losses, *self.counts]
+        results += [tensor for _, tensor in self.new_state]
+        results += tf.nest.flatten(self.moments)
+        return [t for t in results if t is not None]
 
 
 def _lookups(table: tf.Tensor) -> list[tf.Operation]:
-    found = []
+    lookups = []
     for op in table.consumers():
         if op.type in ("Identity", "Cast"):
-            found += _lookups(op.outputs[0])
+            lookups += _lookups(op.outputs[0])
         elif op.type == "GatherV2" and op.inputs[0] is table:
-            found.append(op)
-    return found
+            lookups.append(op)
+    return lookups
 
 
 def _is_sized_by_values(op: tf.Operation, varies: Mapping[str, bool]) -> bool:
@@ -332,11 +303,11 @@ def _is_sized_by_values(op: tf.Operation, varies: Mapping[str, bool]) -> bool:
     Those are given as a few whole numbers, such as the end of a slice; `varies`
     says of operations, by their names, whether what they make does.
     """
-    found = [t for t in op.inputs if varies[t.op.name]]
+    varying = [t for t in op.inputs if varies[t.op.name]]
     if op.type in _SIZED_BY_VALUES:
-        return bool(found)
+        return bool(varying)
     return op.type not in ("Gather", "GatherV2", "ResourceGather") and any(
-        t.dtype.is_integer and t.shape.rank in (0, 1) for t in found
+        t.dtype.is_integer and t.shape.rank in (0, 1) for t in varying
     )
 
 
@@ -386,40 +357,44 @@ def differentiate(
     a gradient.
     """
     graph = traced.graph
-    with graph.as_default(), traced.options.for_xla():
+    # Loops are differentiated as XLA needs it.
+    compiled = traced.options.jit_compile
+    for_xla = internals.in_xla() if compiled else contextlib.nullcontext()
+    with graph.as_default(), for_xla:
         dy = _placeholders(traced.handed_out, has_gradient)
         dlosses = _placeholders(traced.losses, has_losses)
         given = zip([*traced.handed_out, *traced.losses], [*dy, *dlosses])
         pairs = [(t, d) for t, d in given if d is not None]
         sources = [use.tensor for use in traced.uses]
-        found: list[tf.Tensor | None] = [None] * len(sources)
+        gradients: list[Any] = [None] * len(sources)
         with internals.noting_gradients(graph) as notes:
-            if pairs and found and traced.tape is not None:
+            if pairs and sources and traced.tape is not None:
                 check_interruption()
-                with _naming(traced, notes):
-                    found = traced.tape.gradient(
+                try:
+                    gradients = traced.tape.gradient(
                         [t for t, _ in pairs], sources, [d for _, d in pairs]
                     )
+                except Exception as error:
+                    name = notes[-1].name if notes else None
+                    if name is not None and name in traced.places:
+                        words = traced.section_of(traced.places[name]).words
+                        add_note(error, f"In the gradient of {words}.")
+                    raise
         dw = [
-            _of_lookups(d, use.variable).in_dtype(traced.options.gradient_dtype)
-            for d, use in zip(found, traced.uses)
+            of_tape(d, use.variable, traced.options.gradient_dtype)
+            for d, use in zip(gradients, traced.uses)
         ]
-    _check_gradients(traced)
+    late = graph.get_operations()[len(traced.operations) :]
+    if any(op.type == "EagerPyFunc" for op in late):
+        raise ValueError(
+            "Layers must not need the gradient of `tf.py_function`: it is "
+            "that of its last call, which another micro-batch may have "
+            "made. Received: a layer with such a call, see the warning "
+            "above. Use TensorFlow's operations, or `tf.numpy_function` "
+            "in a `tf.custom_gradient`."
+        )
     places, backward = _placed(traced, notes)
     return Differentiated(traced, dy, dlosses, dw, places, backward)
-
-
-@contextlib.contextmanager
-def _naming(traced: TracedModel, notes: Sequence[Any]) -> Iterator[None]:
-    """Says in an error in the gradient of which layer it happened."""
-    try:
-        yield
-    except Exception as error:
-        places = traced.places
-        if notes and notes[-1].name in places:
-            section = traced.section_of(places[notes[-1].name])
-            add_note(error, f"In the gradient of {section.words}.")
-        raise
 
 
 def _placeholders(
@@ -433,30 +408,6 @@ def _placeholders(
     ]
 
 
-def _of_lookups(gradient: Any, variable: keras.Variable) -> Gradient:
-    """Returns what TensorFlow returns as a gradient, its lookups apart."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return as_merged(Gradient(gradient), variable)
-    found = lookups(gradient)
-    slices: dict[tuple[int, ...], tf.IndexedSlices] = {
-        (i, 0): part for i, part in enumerate(found)
-    }
-    return as_merged(Gradient(slices=slices), variable)
-
-
-def _check_gradients(traced: TracedModel) -> None:
-    """Refuses what TensorFlow can differentiate once at a time."""
-    new = traced.graph.get_operations()[len(traced.operations) :]
-    if any(op.type == "EagerPyFunc" for op in new):
-        raise ValueError(
-            "Layers must not need the gradient of `tf.py_function`: it is "
-            "that of its last call, which another micro-batch may have "
-            "made. Received: a layer with such a call, see the warning "
-            "above. Use TensorFlow's operations, or `tf.numpy_function` "
-            "in a `tf.custom_gradient`."
-        )
-
-
 def _placed(
     traced: TracedModel, notes: Sequence[Any]
 ) -> tuple[dict[str, int], set[str]]:
@@ -465,22 +416,27 @@ def _placed(
     count = len(traced.operations)
     places = dict(traced.places)
     late = {op.name: op for op in operations[count:]}
-    _take_in_late(traced.operations, late, places)
-    own: dict[str, int] = {}
+    # To differentiate a loop, TensorFlow has the loop itself return more, and
+    # take lists for that, which are made behind all other operations.
+    for op in traced.operations:
+        if op.type in _CALLS:
+            new = internals.ancestors(
+                op.inputs, lambda t: t.op.name not in late
+            )
+            for name in new:
+                del late[name]
+                places[name] = places[op.name]
+    noted: dict[str, int] = {}
     for name, start, end in notes:  # of nested ones, the inner comes first
-        place = None if name is None else places.get(name)
-        if place is not None:
+        if name is not None and name in places:
             for op in operations[start:end]:
-                own.setdefault(op.name, place)
+                noted.setdefault(op.name, places[name])
     unknown = []
     for name, op in late.items():
-        before = [
-            places[t.op.name]
-            for t in op.inputs
-            if t.op.name in late and t.op.name in places
-        ]
-        if name in own:
-            before.append(own[name])
+        makers = [t.op.name for t in op.inputs if t.op.name in late]
+        before = [places[maker] for maker in makers if maker in places]
+        if name in noted:
+            before.append(noted[name])
         if before:
             places[name] = min(before)
         else:
@@ -494,65 +450,27 @@ def _placed(
     return places, set(late)
 
 
-def _take_in_late(
-    operations: Sequence[tf.Operation],
-    late: dict[str, tf.Operation],
-    places: dict[str, int],
-) -> None:
-    """Finds what the backward pass has added to the forward pass.
-
-    To differentiate a loop, TensorFlow has the loop itself return more, and
-    take lists for that, which are made behind all other operations.
-    """
-    for op in operations:
-        if op.type not in _CALLS:
-            continue
-        waiting = [t.op for t in op.inputs]
-        while waiting:
-            found = waiting.pop()
-            if late.pop(found.name, None) is not None:
-                places[found.name] = places[op.name]
-                waiting += [t.op for t in found.inputs]
-
-
 # ---------------------------------------------------------------- side effects
-def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
-    """The types of the stateful operations, those in called functions too.
+def stateful_kinds(
+    operations: Sequence[tf.Operation],
+    functions: Mapping[str, Any] | None = None,
+) -> set[str]:
+    """The types of the operations that have side effects, or draw.
 
-    A branch of a condition and the body of a loop are such functions.
+    Those in called functions too, such as a branch of a condition and the body
+    of a loop. `functions` are the definitions of the graph's, by their names.
     """
     kinds = {op.type for op in operations}
     calls = [
         op.node_def for op in operations if internals.takes_functions(op.type)
     ]
-    if calls:
+    if calls and functions is None:
         library = operations[0].graph.as_graph_def().library.function
-        functions = {own.signature.name: own for own in library}
-        kinds |= kinds_called(calls, functions)
-    return stateful(kinds)
-
-
-def stateful(kinds: Iterable[str]) -> set[str]:
-    """Those of some types of operations that have side effects, or draw."""
-    own = {*kinds} - _CALLS - _HARMLESS
-    return {kind for kind in own if internals.is_stateful(kind)}
-
-
-def kinds_called(
-    nodes: Iterable[Any], functions: Mapping[str, Any]
-) -> set[str]:
-    """The types of the operations of all functions that some nodes call.
-
-    `functions` are the definitions of a graph's, by their names.
-    """
-    kinds: set[str] = set()
-    known: set[str] = set()
-    waiting = [name for node in nodes for name in functions_of(node)]
-    while waiting:
-        name = waiting.pop()
-        if name not in known and name in functions:
-            known.add(name)
-            for own in functions[name].node_def:
-                kinds.add(own.op)
-                waiting += functions_of(own)
-    return kinds
+        functions = {function.signature.name: function for function in library}
+    for function in called_functions(calls, functions or {}).values():
+        kinds |= {node.op for node in function.node_def}
+    return {
+        kind
+        for kind in kinds - _CALLS - _HARMLESS
+        if internals.is_stateful(kind)
+    }

@@ -21,7 +21,7 @@ from collections.abc import Hashable, Sequence
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs.bundle import tensors
+from tfgpipe.graphs.functions import tensors
 from tfgpipe.graphs.parts import Part
 
 # Stands for a number of rows, or of positions, that is not known.
@@ -55,16 +55,13 @@ def check_compilable(parts: Sequence[Part], keys: Sequence[Hashable]) -> None:
     for part, key in zip(parts, keys):
         firsts.setdefault(key, part)
     unlike = [*firsts.values()]
-    operations = parts[0].whole.operations
-    places = parts[0].whole.places
     for part in unlike:
-        for name in sorted(
-            part.forward | part.backward, key=places.__getitem__
-        ):
-            kind = operations[places[name]].type
-            if kind != "Placeholder" and not internals.has_xla_kernel(kind):
-                cause = f"it runs {kind}, for which XLA has no kernel"
-                raise NotCompilable(_layer(part, name), cause)
+        for op in part.whole.in_order(part.forward | part.backward):
+            if op.type != "Placeholder" and not internals.has_xla_kernel(
+                op.type
+            ):
+                cause = f"it runs {op.type}, for which XLA has no kernel"
+                raise NotCompilable(_layer(part, op.name), cause)
     # A size that is not known may have to fit another one.
     taken = [
         t
@@ -110,9 +107,11 @@ def warn_of_host(parts: Sequence[Part], device_types: Sequence[str]) -> None:
 def _refusal(parts: Sequence[Part]) -> str | None:
     """Returns XLA's words if it cannot translate some parts of a graph."""
     whole = parts[0].whole
-    names = set().union(*(part.forward | part.backward for part in parts))
-    operations = [op for op in whole.operations if op.name in names]
-    names = {op.name for op in operations if op.type != "Placeholder"}
+    names = set[str]().union(*(p.forward | p.backward for p in parts))
+    operations = [
+        op for op in whole.in_order(names) if op.type != "Placeholder"
+    ]
+    names = {op.name for op in operations}
     inputs = {
         t.name: t
         for op in operations

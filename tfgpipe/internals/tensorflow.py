@@ -617,7 +617,7 @@ class GraphFunction:
         self._graph = graph
         self._dtypes = [t.dtype for t in outputs]
         taken = {t.ref() for t in inputs}
-        needed = ancestors(outputs, lambda t: t.ref() in taken, True)
+        needed = ancestors(outputs, lambda t: t.ref() in taken, lambda _: True)
         operations = [op for op in graph.get_operations() if op.name in needed]
         self._call = tf.raw_ops.PartitionedCall
         if any(is_stateful(op.type) for op in operations):
@@ -660,13 +660,13 @@ _numbers = itertools.count()
 def ancestors(
     tensors: Iterable[tf.Tensor],
     stop: Callable[[tf.Tensor], bool] = lambda _: False,
-    with_controls: bool = False,
+    controls: Callable[[tf.Operation], bool] = lambda _: False,
     effects: Iterable[tf.Operation] = (),
 ) -> dict[str, tf.Operation]:
     """Returns the operations from which tensors follow, by their names.
 
-    Tensors at which `stop` is true are not followed; `with_controls` is whether
-    control inputs are. `effects` are followed besides.
+    Tensors at which `stop` is true are not followed; control inputs are where
+    `controls` is true. `effects` are followed besides.
     """
     operations: dict[str, tf.Operation] = {}
     waiting = [*(t.op for t in tensors if not stop(t)), *effects]
@@ -675,7 +675,7 @@ def ancestors(
         if op.name not in operations:
             operations[op.name] = op
             waiting += [t.op for t in op.inputs if not stop(t)]
-            waiting += op.control_inputs if with_controls else ()
+            waiting += filter(controls, op.control_inputs)
     return operations
 
 

@@ -1,6 +1,5 @@
 """Loss and metrics of a mini-batch, and where its gradients start."""
 
-from tfgpipe.loss.head import Head
 from tfgpipe.loss.objective import (
     Objective,
     SummedLoss,
@@ -9,15 +8,3 @@ from tfgpipe.loss.objective import (
     penalties,
 )
 from tfgpipe.loss.row_wise import has_own_scale, loss_adds_up, metrics_add_up
-
-__all__ = [
-    "Head",
-    "Objective",
-    "SummedLoss",
-    "WholeMiniBatchLoss",
-    "add_direct",
-    "has_own_scale",
-    "loss_adds_up",
-    "metrics_add_up",
-    "penalties",
-]

@@ -2,8 +2,8 @@
 
 One interface, two ways:
 
-    SummedLoss           losses whose sums over micro-batches the head
-                         computes, see `head.py`: known piece by piece, in any
+    SummedLoss           losses whose sums over micro-batches the head of the
+                         last cell computes: known piece by piece, in any
                          schedule
     WholeMiniBatchLoss   any other: Keras computes it, and its gradients, from
                          the outputs of the whole mini-batch
@@ -21,6 +21,7 @@ and the gradients of the loss with respect to them are split again.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,6 +43,7 @@ GradientTensor: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 GradientPairs = list[tuple[keras.Variable, GradientTensor]]
 
 
+@dataclasses.dataclass(eq=False)
 class Objective:
     """The loss of one mini-batch.
 
@@ -57,18 +59,11 @@ class Objective:
             known when the loss is.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        data: tuple[Any, Any, Any],
-        training: bool,
-        scales: bool = True,
-    ):
-        self._model = model
-        self._data = data
-        self._training = training
-        self._scales = scales
-        self.direct_gradients: GradientPairs = []
+    model: keras.Model
+    data: tuple[Any, Any, Any]
+    training: bool
+    scales: bool = True
+    direct_gradients: GradientPairs = dataclasses.field(default_factory=list)
 
     def check(self, program: Program) -> None:
         """Checks that the loss is known when the backward pass needs it."""
@@ -111,9 +106,9 @@ class Objective:
 
     def _words_of_loss(self, otherwise: str) -> str:
         """Describes a loss of whole mini-batches, and a cure."""
-        y, sample_weight = map(as_specs, self._data[1:])
-        y_pred = self._model.built_for("a step").output_spec
-        reasons = refusals(self._model, y, y_pred, sample_weight)
+        y, sample_weight = map(as_specs, self.data[1:])
+        y_pred = self.model.built_for("a step").output_spec
+        reasons = refusals(self.model, y, y_pred, sample_weight)
         if reasons:
             return (
                 f"{' and '.join(reasons)}, so that `is_row_wise = True` cannot "
@@ -126,8 +121,8 @@ class Objective:
         )
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        optimizer = getattr(self._model, "optimizer", None)
-        if optimizer is None or not self._scales:
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is None or not self.scales:
             return loss
         return optimizer.scale_loss(loss)
 
@@ -178,17 +173,10 @@ class Penalty(NamedTuple):
             return []
         with tf.device(self.device):
             return [
-                (variable, _scaled_gradient(gradient, factor))
-                for variable, gradient in self.gradients
-                if gradient is not None
+                (v, _changed(d, lambda t: tf.cast(factor, t.dtype) * t))
+                for v, d in self.gradients
+                if d is not None
             ]
-
-
-def _scaled_gradient(
-    gradient: GradientTensor, factor: tf.Tensor
-) -> GradientTensor:
-    factor = tf.cast(factor, gradient.dtype)
-    return _changed(gradient, lambda values: factor * values)
 
 
 def _changed(
@@ -204,7 +192,7 @@ def _changed(
 def penalties(model: keras.Model) -> list[Penalty]:
     """Returns the penalty of each regularised weight of a model."""
     trained = {id(v.value): v for v in model.trainable_variables}
-    each = []
+    each: list[Penalty] = []
     for variable in model.trainable_weights:
         if variable.regularizer is None:
             continue
@@ -214,11 +202,8 @@ def penalties(model: keras.Model) -> list[Penalty]:
                 value = tf.convert_to_tensor(variable.regularizer(variable))
                 if value.shape.rank != 0:  # as Keras does
                     value = tf.reduce_sum(value)
-            read = [
-                trained[id(v)]
-                for v in tape.watched_variables()
-                if id(v) in trained
-            ]
+            watched = [id(v) for v in tape.watched_variables()]
+            read = [trained[key] for key in watched if key in trained]
             gradients = tape.gradient(value, [v.value for v in read])
         each.append(Penalty(device, value, [*zip(read, gradients)]))
     return each
@@ -240,89 +225,79 @@ def add_direct(
 class SummedLoss(Objective):
     """The loss of one mini-batch, from the head's sums and counts."""
 
-    _counted: list[tf.Tensor] | None = None
+    _counted: list[tuple[Any, tf.Tensor]] | None = None
 
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """See `Objective`: the head has the loss of outputs."""
-        self._check_parts(batch)
-        return (
-            [False] * len(batch.traced.handed_out),
-            [True] * len(batch.extra_specs()),
-        )
+        has_outputs, has_losses = super().has_gradient(batch)
+        return [False for _ in has_outputs], has_losses
 
     def start(self, run: Pipeline) -> LossGradients:
         """See `Objective`."""
-        batch = run.batch
+        batch, extra = run.batch, run.batch.extra_specs()
         none = [None] * len(batch.traced.handed_out)  # the head has the loss
         with tf.device(batch.device):
             # loss = sum of w * total / count: by a total it is w / count.
             counts = self._counts(run)
-            dtypes = [t.dtype for t in [*counts, *batch.extra_specs()]]
+            dtypes = [t.dtype for t in [*(c for _, c in counts), *extra]]
             widest = max(dtypes, key=lambda d: d.size, default=tf.float32)
             scale = self._scaled(tf.ones([], widest))
             return LossGradients(
                 outputs=[none] * batch.micro_batches.count,
                 head=[
                     tf.math.divide_no_nan(tf.cast(scale, c.dtype) * w, c)
-                    for w, c in zip(self._weights(run), counts)
+                    for w, c in counts
                 ],
                 extra=[
-                    tf.fill(s.shape, tf.cast(scale, s.dtype))
-                    for s in batch.extra_specs()
+                    tf.fill(s.shape, tf.cast(scale, s.dtype)) for s in extra
                 ],
             )
 
     def total(self, run: Pipeline) -> tf.Tensor:
         """See `Objective`; updates Keras's metrics of each output's loss."""
         with tf.device(run.batch.device):
-            of_weights = penalties(self._model)
-            total = self._sum(run, of_weights)
+            of_weights = penalties(self.model)
+            batch, traced = run.batch, run.batch.traced
+            of_head = traced.losses[: traced.num_head_losses]
+            sums = _add_up(batch.values_of(of_head), batch.micro_batches)
+            counts = self._counts(run)
+            values = [
+                tf.math.divide_no_nan(s, c) for s, (_, c) in zip(sums, counts)
+            ]
+            self._track(values, batch.micro_batches.num_rows)
+            others = batch.extra_losses()
+            others += [penalty.value for penalty in of_weights]
+            weighted = [w * v for (w, _), v in zip(counts, values)]
+            losses = [sum(weighted)] if sums else []
+            losses += [tf.reduce_sum(v) for v in others]
+            if not losses:
+                raise ValueError(
+                    "No loss to compute. Provide a `loss` argument in "
+                    "`compile()`."
+                )
+            total = keras.ops.sum(losses) if len(losses) > 1 else losses[0]
             scale = self._scaled(tf.ones([], total.dtype))
-        if self._training:
+        if self.training:
             self.direct_gradients = [
                 pair for penalty in of_weights for pair in penalty.times(scale)
             ]
         return total
 
-    def _sum(self, run: Pipeline, of_weights: list[Penalty]) -> tf.Tensor:
-        """Adds up all losses."""
-        batch, traced = run.batch, run.batch.traced
-        of_head = traced.losses[: traced.num_head_losses]
-        sums = _add_up(batch.values_of(of_head), batch.micro_batches)
-        values = [
-            tf.math.divide_no_nan(s, c) for s, c in zip(sums, self._counts(run))
-        ]
-        self._track(values, batch.micro_batches.num_rows)
-        others = batch.extra_losses()
-        others += [penalty.value for penalty in of_weights]
-        weighted = [w * v for w, v in zip(self._weights(run), values)]
-        losses = [sum(weighted)] if sums else []
-        losses += [tf.reduce_sum(v) for v in others]
-        if not losses:
-            raise ValueError(
-                "No loss to compute. Provide a `loss` argument in `compile()`."
-            )
-        return keras.ops.sum(losses) if len(losses) > 1 else losses[0]
-
-    def _entries(self, run: Pipeline) -> list[Any]:
-        """Returns Keras's entries of the losses that the head has computed."""
-        if not run.batch.traced.num_head_losses:
-            return []
-        return internals.flat_losses(internals.compiled_loss(self._model))
-
-    def _weights(self, run: Pipeline) -> list[Any]:
-        return [
-            1.0 if entry.loss_weights is None else entry.loss_weights
-            for entry in self._entries(run)
-        ]
-
-    def _counts(self, run: Pipeline) -> list[tf.Tensor]:
-        """Returns the number by which each loss is divided."""
+    def _counts(self, run: Pipeline) -> list[tuple[Any, tf.Tensor]]:
+        """Returns for each loss its weight, and by what it is divided."""
         if self._counted is None:
             counts = _add_up(run.counts(), run.batch.micro_batches)
+            compiled = internals.compiled_loss(self.model)
+            # Keras's entries of the losses that the head has computed.
+            entries = internals.flat_losses(compiled) if counts else []
             self._counted = [
-                tf.ones_like(count) if entry.loss.reduction == "sum" else count
-                for entry, count in zip(self._entries(run), counts)
+                (
+                    1.0 if entry.loss_weights is None else entry.loss_weights,
+                    tf.ones_like(count)
+                    if entry.loss.reduction == "sum"
+                    else count,
+                )
+                for entry, count in zip(entries, counts)
             ]
         return self._counted
 
@@ -330,14 +305,11 @@ class SummedLoss(Objective):
         self, values: list[tf.Tensor], num_rows: int | tf.Tensor
     ) -> None:
         """Updates the metrics in which Keras shows each output's loss."""
-        compiled = internals.compiled_loss(self._model)
-        if compiled is None:
-            return
-        for tracker, value in zip(compiled.metrics, values):
-            tracker.update_state(
-                value,
-                sample_weight=num_rows if isinstance(num_rows, int) else None,
-            )
+        compiled = internals.compiled_loss(self.model)
+        weight = num_rows if isinstance(num_rows, int) else None
+        trackers = [] if compiled is None else compiled.metrics
+        for tracker, value in zip(trackers, values):
+            tracker.update_state(value, sample_weight=weight)
 
 
 def _add_up(
@@ -393,16 +365,14 @@ class WholeMiniBatchLoss(Objective):
         losses: list[_Loss] = []
 
         def trace(data: Nest, handed_out: Any, extra: Any) -> None:
-            values = [penalty.value for penalty in penalties(self._model)]
-            losses.append(
-                self._differentiated(
-                    data, handed_out, batch.nest, extra, values
-                )
-            )
+            nest = batch.nest
+            values = [penalty.value for penalty in penalties(self.model)]
+            loss = self._differentiated(data, handed_out, nest, extra, values)
+            losses.append(loss)
 
         specs = tree.map_structure(
             lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
-            self._data,
+            self.data,
         )
         tf.function(trace, autograph=False).get_concrete_function(
             specs, batch.specs(), batch.extra_specs()
@@ -416,9 +386,9 @@ class WholeMiniBatchLoss(Objective):
         """See `Objective`; computes the loss."""
         batch, micro_batches = run.batch, run.batch.micro_batches
         with tf.device(batch.device):
-            of_weights = penalties(self._model)
+            of_weights = penalties(self.model)
             loss = self._differentiated(
-                self._data,
+                self.data,
                 batch.joined(),
                 batch.nest,
                 batch.extra_losses(),
@@ -433,14 +403,10 @@ class WholeMiniBatchLoss(Objective):
             for penalty, factor in zip(of_weights, loss.penalties):
                 self.direct_gradients += penalty.times(factor)
             # Gradients of outputs: (batch, ...) -> M x (batch / M, ...).
+            select = micro_batches.select
             outputs = [
-                [
-                    None
-                    if d is None
-                    else micro_batches.select(m, d, tf.zeros_like(d))
-                    for d in gradients
-                ]
-                for m, gradients in enumerate(micro_batches.split(loss.outputs))
+                [d if d is None else select(m, d, tf.zeros_like(d)) for d in ds]
+                for m, ds in enumerate(micro_batches.split(loss.outputs))
             ]
             return LossGradients(outputs, head=[], extra=loss.extra)
 
@@ -451,7 +417,7 @@ class WholeMiniBatchLoss(Objective):
         return self._total
 
     def _trained(self) -> list[keras.Variable]:
-        variables = self._model.trainable_variables
+        variables = self.model.trainable_variables
         return [v for v in variables if internals.is_trained(v)]
 
     def _differentiated(
@@ -480,31 +446,28 @@ class WholeMiniBatchLoss(Objective):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
             with (
-                self._model.replaced_losses([*extra, *values]),
-                internals.refusing_added_losses(self._model, _refuse_losses),
+                self.model.replaced_losses([*extra, *values]),
+                internals.refusing_added_losses(self.model, _refuse_losses),
             ):
                 total = internals.compute_loss(
-                    self._model,
+                    self.model,
                     x,
                     y,
                     nest(handed_out),
                     sample_weight,
-                    self._training,
+                    self.training,
                 )
-            scaled = self._scaled(total) if self._training else None
-        if not self._training:
+            scaled = self._scaled(total) if self.training else None
+        if not self.training:
             return _Loss(total)
-        gradients = iter(tape.gradient(scaled, sources))
-        return _Loss(
-            total,
-            [
-                as_tensor(next(gradients)) if is_continuous(t) else None
-                for t in handed_out
-            ],
-            [next(gradients) for _ in extra],
-            [next(gradients) for _ in values],
-            list(gradients),
-        )
+        left = iter(tape.gradient(scaled, sources))
+        of_outputs = [
+            as_tensor(next(left)) if is_continuous(t) else None
+            for t in handed_out
+        ]
+        of_extra = [next(left) for _ in extra]
+        of_values = [next(left) for _ in values]
+        return _Loss(total, of_outputs, of_extra, of_values, [*left])
 
 
 def _refuse_losses(layer: keras.layers.Layer) -> None:

@@ -207,7 +207,7 @@ class Rehearsals(TrainingSteps):
                 Cell(
                     cell.index,
                     cell.steps,
-                    [HOST] * len(cell.devices),
+                    (HOST,) * len(cell.devices),
                     cell.number,
                     head_parts=cell.head_parts,
                     shards=cell.shards,

@@ -18,14 +18,13 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import inputs, internals
-from tfgpipe.cells import Tracer
+from tfgpipe.cells import Head
 from tfgpipe.devices import placement
 from tfgpipe.failures import setting
-from tfgpipe.graphs import one_step
+from tfgpipe.graphs import TraceOptions, one_step
 from tfgpipe.inputs import as_specs, check_dense, check_rows
 from tfgpipe.internals import Nest
 from tfgpipe.loss import (
-    Head,
     Objective,
     SummedLoss,
     WholeMiniBatchLoss,
@@ -117,7 +116,11 @@ def mini_batch_of(
         training,
         head,
         built.remat,
-        Tracer(compiles, built.arguments.gradient_dtype, m > 1),
+        TraceOptions(
+            compiles,
+            built.arguments.gradient_dtype,
+            begins_sums=compiles and m > 1,
+        ),
         trial,
     )
 

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tfgpipe import internals, timeline
 from tfgpipe.cells import outline
-from tfgpipe.graphs import operation_flops
 from tfgpipe.inputs import as_specs, first_tensor
 from tfgpipe.internals import Nest
 from tfgpipe.run import Clock, Event
@@ -103,7 +102,7 @@ def flops_of_example(model: keras.Model, input_spec: Nest) -> float | None:
     def call(x: Nest, training: bool) -> Any:
         return model(x, training=training)
 
-    return sum(outline(call, [model], input_spec, operation_flops).flops)
+    return sum(outline(call, [model], input_spec).flops)
 
 
 # ----------------------------------------------------------------- timed steps

@@ -27,11 +27,20 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
+from tfgpipe.cells import (
+    Cell,
+    CellTasks,
+    Head,
+    ModelCall,
+    tasks_of,
+    trace_cells,
+    unanalysed,
+)
 from tfgpipe.costs import Placed, kept_sizes, memory_of_steps
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     Indices,
+    TraceOptions,
     Values,
     alive,
     by_reference,
@@ -40,7 +49,6 @@ from tfgpipe.graphs import (
     tensors,
 )
 from tfgpipe.internals import Nest
-from tfgpipe.loss import Head
 from tfgpipe.run import Chain, Clock, ReadyTask
 from tfgpipe.schedules import CellFacts, Task
 
@@ -70,10 +78,9 @@ class LayersAlone:
         head: Head | None = None,
         labels: Nest = None,
     ):
-        self._tracer = Tracer(jit_compile)
         self._device = device
         count = len(placed.layers) + 1
-        cells = [Cell(k, [], [device]) for k in range(count)]
+        cells = [Cell(k, [], (device,)) for k in range(count)]
         model = ModelCall(
             placed.source.call,
             placed.source.layers,
@@ -85,15 +92,20 @@ class LayersAlone:
             num_cells=count,
         )
         # What random numbers a recomputation draws is for `GPipe` to judge.
-        traced = self._tracer.trace(
-            model, cells, _specs(x), _specs(labels), [False] * len(cells)
+        traced = trace_cells(
+            model,
+            cells,
+            _specs(x),
+            _specs(labels),
+            [False] * len(cells),
+            TraceOptions(jit_compile),
         )
         ends = [head is None and is_continuous(t) for t in traced.handed_out]
         differentiated = differentiate(
             traced, ends, [True] * len(traced.losses)
         )
         unknown: list[list[Indices]] = [[] for _ in traced.uses]
-        self.tasks = self._tracer.tasks(differentiated, cells, unknown)
+        self.tasks = tasks_of(differentiated, cells, unknown)
         parts = [tasks.part for tasks in self.tasks]
         self.live = alive(parts)
         trained = (k for k, part in enumerate(parts) if part.uses)
@@ -117,9 +129,9 @@ class LayersAlone:
 
     def alone(self, k: int, others: tf.Tensor | None) -> LoneLayer:
         """Returns a layer by itself, see `LoneLayer`."""
-        tasks, tracer = self.tasks[k], self._tracer
+        tasks = self.tasks[k]
         facts = tasks.facts(k >= self.first, k > self.first)
-        return LoneLayer(tasks, facts, tracer, self._device, others)
+        return LoneLayer(tasks, facts, self._device, others)
 
     def values(self, k: int, known: Values) -> LayerValues:
         """Returns the values that a layer is computed from.
@@ -186,13 +198,11 @@ class LoneLayer:
         self,
         tasks: CellTasks,
         facts: CellFacts,
-        tracer: Tracer,
         device: str,
         others: tf.Tensor | None = None,
     ):
         self._tasks = tasks
         self._facts = facts
-        self._tracer = tracer
         self._device = device
         self._others = others
         self._is_of_weights = any(
@@ -213,10 +223,7 @@ class LoneLayer:
         by_kind = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
             by_kind[kind].append(float(end - start))
-        if (
-            self._tasks.functions.recomputes_in_backward
-            and "recompute" in by_kind
-        ):
+        if self._tasks.functions.options.jit_compile and "recompute" in by_kind:
             # It is part of the backward task, and as long for every layer.
             by_kind["recompute_last"] = by_kind["recompute"]
         return {kind: samples[1:] for kind, samples in by_kind.items()}
@@ -228,11 +235,11 @@ class LoneLayer:
             tf.cast(value, dtype)
             for value, dtype in zip(values.weights, tasks.weight_dtypes)
         ]
+        inputs = values.forward_inputs
+        if not tasks.functions.options.jit_compile:
+            inputs = unanalysed(inputs)
         return {
-            **by_reference(
-                part.forward_inputs,
-                self._tracer.unanalysed(values.forward_inputs),
-            ),
+            **by_reference(part.forward_inputs, inputs),
             **by_reference(part.gradient_inputs, values.gradient_inputs),
         }, tasks.pack_weights(weights)
 

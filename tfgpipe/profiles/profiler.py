@@ -32,6 +32,7 @@ from keras import tree
 
 from tfgpipe import inputs as inputs_lib
 from tfgpipe import internals
+from tfgpipe.cells import Head
 from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
 from tfgpipe.costs import (
     Placed,
@@ -48,7 +49,7 @@ from tfgpipe.inputs import (
     shapes,
 )
 from tfgpipe.internals import Nest
-from tfgpipe.loss import Head, loss_adds_up
+from tfgpipe.loss import loss_adds_up
 from tfgpipe.profiles.lone_layer import (
     LayersAlone,
     LayerValues,

@@ -142,7 +142,7 @@ class Chain:
         values = [dict(call.values) for call in calls]
         places: Callable = self._on_device
         for stages in zip(
-            *(call.function.before_last for call in calls), strict=True
+            *(call.function.stages for call in calls), strict=True
         ):
             sent = []
             for one, known, stage in zip(ready, values, stages):
@@ -157,7 +157,7 @@ class Chain:
         results = []
         for one, known, call in zip(ready, values, calls):
             with places(one):
-                last = call.finish(call.function.last(known, call.sums))
+                last = call.finish(call.function(known, call.sums))
                 results.append(self._finished(one, last))
         return results
 
@@ -174,7 +174,9 @@ def send(values: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
 
 def run_independently(results: Any) -> tf.Operation | None:
     """The operation that made some results; side effects do not order it."""
-    flat = tensors(results)
+    parts = results if isinstance(results, tuple) else (results,)
+    # Keys of mappings are of several types, which have no order.
+    flat = tensors([[*p.values()] if isinstance(p, dict) else p for p in parts])
     if not flat:
         return None
     op = flat[0].op  # a task is one call: all its results are of one operation

@@ -13,19 +13,22 @@ from tfgpipe import internals
 from tfgpipe.cells import (
     Cell,
     CellTasks,
+    Head,
     HeadTasks,
-    LossAndMetrics,
     ModelCall,
-    Tracer,
     cell_of_call,
     counts_of_shards,
     shards_of,
+    tasks_of,
+    trace_cells,
+    unanalysed,
 )
 from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
     Differentiated,
     Indices,
     TracedModel,
+    TraceOptions,
     Values,
     are_distinct,
     by_reference,
@@ -54,7 +57,7 @@ class MiniBatch:
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
         remat: Which micro-batches are computed again.
-        tracer: Makes the graph, and the functions of the cells.
+        options: How the graph is made, and the functions of the cells.
         trial: Tries the traced model, if there are several micro-batches; None
             for no trial.
 
@@ -78,18 +81,17 @@ class MiniBatch:
         labels: Nest,
         num_micro_batches: int,
         training: bool,
-        head: LossAndMetrics | None,
+        head: Head | None,
         remat: Remat,
-        tracer: Tracer,
+        options: TraceOptions,
         trial: Any = None,
     ):
         self.cells = cells
         self.device = cells[-1].device
-        self._tracer = tracer
         self.remat = remat
-        inputs, label_rows = self._split(
-            tracer.unanalysed(x), labels, num_micro_batches
-        )
+        if not options.jit_compile:
+            x = unanalysed(x)
+        inputs, label_rows = self._split(x, labels, num_micro_batches)
         is_split = self.micro_batches.count > 1
         self.call = ModelCall(
             source.call,
@@ -105,13 +107,14 @@ class MiniBatch:
             sent=set().union(*(cell.sent for cell in cells)),
         )
         trace = functools.partial(
-            tracer.trace,
+            trace_cells,
             cells=cells,
             x=self._specs(inputs[0]),
             labels=self._specs(label_rows[0]),
             recomputes=[
                 training and remat.recomputes(k) for k in range(len(cells))
             ],
+            options=options,
         )
         is_tried = trial and is_split and (head is not None or not training)
         whole = self.call.with_whole_layers()
@@ -130,7 +133,7 @@ class MiniBatch:
         ]
         # A compiled function shares no memory of what it returns.
         may_drop_outputs = self.has_parts or (
-            tracer.compiles
+            options.jit_compile
             and training
             and traced.num_head_losses > 0
             and not is_split
@@ -221,7 +224,7 @@ class MiniBatch:
             for k in range(len(self.cells))
         ]
         indices = self._indices(made)
-        tasks = self._tracer.tasks(made, self.cells, indices, ways)
+        tasks = tasks_of(made, self.cells, indices, ways)
         if self.has_parts:
             tasks[-1] = HeadTasks(
                 tasks[-1].part,
@@ -297,7 +300,7 @@ class MiniBatch:
         # Whatever the loss is that no head computes, it keeps the outputs.
         if self.call.head is None:
             # A compiled backward function computes again what it needs.
-            recomputes = not self._tracer.compiles
+            recomputes = not self.traced.options.jit_compile
             facts[-1] = facts[-1]._replace(recomputes=recomputes)
         counts = self.replicas.counts
         for k, shard in shards_of(self.cells, schedule_of(max(counts))).items():

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.cells import CellTasks, KeptValues
+from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names
 from tfgpipe.graphs import (
     Differentiated,
@@ -132,7 +132,7 @@ class Pipeline:
         self._left = collections.deque(program.turns)
         self._trained = batch.trained(tasks)
         # By cell and micro-batch, what its forward pass keeps.
-        self._kept: dict[tuple[int, int], KeptValues] = {}
+        self._kept: dict[tuple[int, int], Values] = {}
         # By cell and replica: sums of gradients, and what computes metrics, of
         # one micro-batch after the other.
         self._sums: dict[tuple[int, int], GradientSums] = {}
@@ -250,8 +250,8 @@ class Pipeline:
         host = names.host_of(device)
         if cell.is_stored_elsewhere:  # where its weights are sent from
             host = cell.store_of(device)
-        kept = self._kept[k, m]
-        values = kept.values or []
+        kept, bundle = self._kept[k, m], self.tasks[k].functions.kept
+        values = kept.get(bundle, [])
         if op.kind == "offload":
             values = send(values, host)
         else:
@@ -264,7 +264,7 @@ class Pipeline:
                 with tf.control_dependencies([begin]):
                     waiting = [tf.identity(value) for value in values]
             values = send(waiting, device)
-        self._kept[k, m] = kept._replace(values=values)
+        self._kept[k, m] = {**kept, bundle: values}
 
     # ---------------------------------------------------------------- results
     def counts(self) -> list[list[tf.Tensor]]:

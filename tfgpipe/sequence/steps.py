@@ -39,7 +39,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import example_of
-from tfgpipe.graphs import Repeat, TracedModel, operation_flops
+from tfgpipe.graphs import Repeat, TracedModel
 from tfgpipe.internals import Nest
 from tfgpipe.partition import cut_graph
 
@@ -224,7 +224,6 @@ class Source:
                     self.call,
                     self.layers,
                     sizes,
-                    operation_flops,
                     self._starts,
                     training,
                     is_split,
@@ -440,14 +439,12 @@ def _shapes_for(
 ) -> Callable[[tf.Tensor | None], list[int | None] | None]:
     """Returns a function that tells shapes for so many rows, or None."""
     operations = traced.operations_for(rows, _ANY_LENGTH)
-    if operations is None:  # that length does not suit the model
-        operations = traced.operations_for(rows, None)
     has_any_rows = all(
         t.shape.rank and t.shape[0] is None for t in traced.x if t is not None
     )
 
     def shape_of(tensor: tf.Tensor | None) -> list[int | None] | None:
-        if tensor is None or operations is None or not has_any_rows:
+        if tensor is None or not operations or not has_any_rows:
             return None
         sized = operations[tensor.op.name].outputs[tensor.value_index]
         return None if sized.shape.rank is None else sized.shape.as_list()

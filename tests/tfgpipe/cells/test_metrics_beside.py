@@ -12,7 +12,6 @@ from beside_keras import ROWS, assert_close, normal, trained
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe import internals
 from tfgpipe.cells import CellTasks
 from tfgpipe.run import mini_batch
 
@@ -65,13 +64,11 @@ def before_metrics(monkeypatch):
 
     def set_to(function):
         def metrics(self, values, weights, kept):
-            if not kept.for_metrics:
+            if not self.for_metrics:
                 return None
-            (*others, last) = kept.for_metrics
-            inputs = [*others, through(function, last)]
-            return original(
-                self, values, weights, kept._replace(for_metrics=inputs)
-            )
+            last = self.for_metrics[-1].ref()
+            noted = {**kept, last: through(function, kept[last])}
+            return original(self, values, weights, noted)
 
         monkeypatch.setattr(CellTasks, "metrics", metrics)
 
@@ -132,24 +129,6 @@ def test_outputs_of_two_micro_batches_at_most_wait_for_metrics(before_metrics):
     metrics = [i for i, name in enumerate(seen) if name == "metrics"]
     assert len(forward) == len(metrics) == 6
     assert all(a < b for a, b in zip(metrics, forward[2:]))
-
-
-def test_metrics_exchange_tensors_apart_from_other_tasks(monkeypatch):
-    """Two calls on a device would take each other's: see `share_rendezvous`."""
-    original, sharing = CellTasks.metrics, []
-
-    def metrics(self, *given):
-        with monkeypatch.context() as inside:
-            inside.setattr(internals, "share_rendezvous", sharing.append)
-            made.append(original(self, *given))
-        return made[-1]
-
-    made = []
-    monkeypatch.setattr(CellTasks, "metrics", metrics)
-    model = tfgpipe.GPipe([kl.Dense(2), kl.Dense(2)], 2, 2)
-    model.compile("sgd", "mse", metrics=["mae"])
-    model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
-    assert any(made) and not sharing
 
 
 def test_loss_that_no_head_computes_has_no_metrics_beside():

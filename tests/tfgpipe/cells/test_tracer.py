@@ -63,19 +63,6 @@ class Plain(kl.Layer):
         return x + self.dense[1](self.dense[0](h))
 
 
-def test_cells_that_take_another_structure_do_not_share():
-    def wrap(key):
-        return kl.Lambda(lambda x: {key: x})
-
-    def unwrap(key):
-        return kl.Lambda(lambda x: x[key])
-
-    layers = [wrap("a"), unwrap("a"), wrap("b"), unwrap("b"), kl.Dense(4)]
-    model = tfgpipe.GPipe([keras.Input((4,)), *layers], 5)
-    x = np.ones((2, 4), "float32")
-    np.testing.assert_allclose(model.predict(x, verbose=0), layers[-1](x), 1e-6)
-
-
 def test_cells_share_across_gradients_that_come_in_or_do_not():
     """One output of the second cell leads nowhere."""
 
@@ -135,46 +122,6 @@ def test_cells_with_gradients_of_their_own_share_their_functions():
     assert len(called_functions(layers, k=4)) == 3 * 4
 
 
-class OwnGradient(kl.Layer):
-    """The gradient is told from the attribute, the outputs are not."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def call(self, x):
-        @tf.custom_gradient
-        def scaled(x):
-            return x * 2.0, lambda dy: dy * self.factor
-
-        return scaled(x)
-
-
-def own_gradients():
-    made = [keras.Input((4,), dtype="float64")]
-    for factor in (2.0, 3.0, 5.0):
-        made += [kl.Dense(4, dtype="float64"), OwnGradient(factor)]
-    return [*made, kl.Dense(4, dtype="float64")]
-
-
-def test_layers_that_differ_in_their_gradient_alone_do_not_share_it():
-    x = np.random.default_rng(0).standard_normal((4, 4))
-    results = []
-    for make in (
-        keras.Sequential,
-        lambda layers: tfgpipe.GPipe(
-            layers, 4, 2, layers_per_cell=[2, 2, 2, 1]
-        ),
-    ):
-        keras.utils.set_random_seed(1)
-        model = make(own_gradients())
-        model.compile(keras.optimizers.SGD(0.01, 0.9), "mse")
-        model.train_on_batch(x, x)
-        results.append([w.numpy() for w in model.weights])
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, 1e-10)
-
-
 class Noise(kl.Layer):
     def call(self, x):
         return x + tf.random.normal(tf.shape(x))
@@ -212,32 +159,3 @@ def test_operations_that_draw_the_same_in_replicas_are_refused():
     ones = np.ones((4, 4), "float32")
     with pytest.raises(ValueError, match=r"With replicas .*one replica"):
         model.train_on_batch(ones, ones)
-
-
-def test_seeded_layers_that_share_draw_their_own_masks():
-    """Seeds are arguments, so equal dropout layers share a trace."""
-    keras.utils.set_random_seed(1)
-    keep = [Kept() for _ in range(3)]
-    model = tfgpipe.GPipe([keras.Input((300,)), *keep, kl.Dense(1)], 4, 2)
-    model.compile("sgd", "mse")
-    model.train_on_batch(np.ones((2, 300)), np.ones((2, 1)))
-    shares = [float(layer.share.numpy()) for layer in keep]
-    assert abs(shares[0] - 0.5) < 0.1
-    assert abs(shares[1] - 0.25) < 0.1  # half of a half: another mask
-    assert abs(shares[2] - 0.125) < 0.1
-
-
-class Kept(kl.Dropout):
-    """Notes what share of its outputs is not zero."""
-
-    def __init__(self):
-        super().__init__(0.5)
-
-    def build(self, shape):
-        self.share = self.add_weight(shape=(), trainable=False)
-
-    def call(self, x, training=False):
-        y = super().call(x, training=training)
-        if training:
-            self.share.assign(keras.ops.mean(keras.ops.cast(y != 0, "float32")))
-        return y

@@ -13,7 +13,7 @@ from keras import layers as kl
 from quick import quick
 
 import tfgpipe
-from tfgpipe.cells import Tracer
+from tfgpipe.cells import tracer
 from tfgpipe.graphs import CellFunctions, cut
 from tfgpipe.loss import SummedLoss
 from tfgpipe.model import step
@@ -444,7 +444,7 @@ def wrong_products(monkeypatch):
 
     Called with which cells these are, and whether in their backward pass.
     """
-    right, add_in_order = Tracer._functions_of, cut.add_in_order
+    right, add_in_order = tracer.functions_of, cut.add_in_order
     inside = []
 
     class Wrong(CellFunctions):
@@ -458,9 +458,9 @@ def wrong_products(monkeypatch):
                 inside.pop()
 
     def use(of_cells, backward=False):
-        def functions(self, key, part, cell, *way):
+        def functions(known, key, part, cell, *way):
             if not of_cells(cell):
-                return right(self, key, part, cell, *way)
+                return right(known, key, part, cell, *way)
             return Wrong(part, ["CPU"], *way)
 
         def add_wrong(definition):
@@ -470,7 +470,7 @@ def wrong_products(monkeypatch):
                 if node.op == "MatMul" and is_backward is backward:
                     scale(definition, node)
 
-        monkeypatch.setattr(Tracer, "_functions_of", functions)
+        monkeypatch.setattr(tracer, "functions_of", functions)
         monkeypatch.setattr(cut, "add_in_order", add_wrong)
 
     return use

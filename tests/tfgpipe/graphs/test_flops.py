@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras import layers
 
 from tfgpipe.cells import outline
-from tfgpipe.graphs import operation_flops
 from tfgpipe.sequence.steps import resolve_cost
 
 
@@ -30,7 +29,7 @@ def layer_flops(layer, input_spec):
     def call(x, training):
         return layer(x, training=training)
 
-    return sum(outline(call, [layer], input_spec, operation_flops).flops)
+    return sum(outline(call, [layer], input_spec).flops)
 
 
 def flops(layer, input_spec):
@@ -52,17 +51,7 @@ class Call(layers.Layer):
 # ------------------------------------------------------------ hand formulas
 EXACT = {
     "dense": (layers.Dense(5), spec(3), 2 * 3 * 5 + 5),
-    "dense on a sequence": (
-        layers.Dense(5, use_bias=False),
-        spec(7, 3),
-        2 * 7 * 3 * 5,
-    ),
     "dense, relu": (layers.Dense(5, "relu"), spec(3), 2 * 3 * 5 + 5 + 5),
-    "dense, bfloat16": (
-        layers.Dense(5, dtype="mixed_bfloat16"),
-        spec(3),
-        2 * 3 * 5 + 5,
-    ),
     "conv, valid": (
         layers.Conv2D(5, 3),
         spec(8, 9, 4),
@@ -73,59 +62,19 @@ EXACT = {
         spec(9, 9, 4),
         5 * 5 * 5 * (2 * 3 * 3 * 4 + 1),
     ),
-    "conv, groups": (
-        layers.Conv2D(6, 3, groups=2, use_bias=False),
-        spec(8, 8, 4),
-        6 * 6 * 6 * 2 * 3 * 3 * (4 // 2),
-    ),
-    "conv, dilation": (
-        layers.Conv2D(5, 3, dilation_rate=2, use_bias=False),
-        spec(8, 8, 4),
-        4 * 4 * 5 * 2 * 3 * 3 * 4,
-    ),
-    "conv 1d, causal": (
-        layers.Conv1D(5, 3, padding="causal", use_bias=False),
-        spec(8, 4),
-        8 * 5 * 2 * 3 * 4,
-    ),
-    "conv 3d": (
-        layers.Conv3D(5, 2, use_bias=False),
-        spec(4, 5, 6, 3),
-        3 * 4 * 5 * 5 * 2 * 2**3 * 3,
-    ),
     "depthwise": (
         layers.DepthwiseConv2D(3, depth_multiplier=2),
         spec(8, 8, 4),
         6 * 6 * 8 * (2 * 3 * 3 + 1),
-    ),
-    "separable": (
-        layers.SeparableConv2D(5, 3, padding="same", depth_multiplier=2),
-        spec(8, 8, 4),
-        8 * 8 * 8 * 2 * 3 * 3 + 8 * 8 * 5 * (2 * 8 + 1),
     ),
     "transposed conv": (
         layers.Conv2DTranspose(5, 3, strides=2, padding="same"),
         spec(8, 8, 4),
         8 * 8 * 4 * 2 * 3 * 3 * 5 + 16 * 16 * 5,
     ),
-    "transposed conv 3d": (
-        layers.Conv3DTranspose(5, 2, strides=2, use_bias=False),
-        spec(3, 4, 5, 4),
-        3 * 4 * 5 * 4 * 2 * 2**3 * 5,
-    ),
     "embedding": (layers.Embedding(100, 8), spec(7, dtype="int32"), 0),
     "flatten": (layers.Flatten(), spec(3, 4), 0),
     "max pooling": (layers.MaxPooling2D(2), spec(8, 8, 3), 8 * 8 * 3),
-    "average pooling": (
-        layers.AveragePooling2D(3, strides=1),
-        spec(8, 8, 3),
-        6 * 6 * 3 * 9,
-    ),
-    "global pooling": (
-        layers.GlobalAveragePooling2D(),
-        spec(8, 8, 3),
-        8 * 8 * 3,
-    ),
     "softmax": (layers.Softmax(), spec(7), 5 * 7),
     "einsum": (
         layers.EinsumDense("abc,cde->abde", (None, 4, 5)),
@@ -214,53 +163,7 @@ def test_layer_flops_unknown_length_counts_as_one():
     assert flops(layers.LSTM(8), spec(None, 3)) == pytest.approx(step, rel=0.02)
 
 
-def test_layer_flops_batch_norm_grows_with_its_input_only():
-    small = flops(layers.BatchNormalization(), spec(8, 8, 4))
-    large = flops(layers.BatchNormalization(), spec(16, 16, 4))
-    assert 1 <= small / (8 * 8 * 4) <= 10
-    assert large / small == pytest.approx(4, rel=0.05)
-
-
 # ------------------------------------------------------------ nested layers
-def sequential():
-    return keras.Sequential(
-        [layers.Dense(5), keras.Sequential([layers.Dense(6)])]
-    )
-
-
-def functional():
-    inputs = keras.Input((3,))
-    hidden = layers.Dense(5)(inputs)
-    return keras.Model(inputs, layers.Dense(6)(hidden))
-
-
-@pytest.mark.parametrize("make", [sequential, functional])
-@pytest.mark.parametrize("trainable", [True, False])
-def test_layer_flops_nested_model_is_the_sum(make, trainable):
-    model = make()
-    model.trainable = trainable
-    assert flops(model, spec(3)) == 2 * 3 * 5 + 5 + 2 * 5 * 6 + 6
-
-
-def test_layer_flops_tuple_of_tensors_counts_all():
-    layer = Call(
-        lambda dense, xs: (dense(xs[0]), xs[1] + 1, xs[2]), layers.Dense(5)
-    )
-    inputs = (spec(3), spec(4), spec(5, dtype="int32"))
-    assert flops(layer, inputs) == 2 * 3 * 5 + 5 + 4
-
-
-def test_layer_flops_dict_with_none_counts_tensors():
-    class Maybe(layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(5)
-
-        def call(self, inputs):
-            y = self.dense(inputs["x"])
-            return y if inputs["extra"] is None else y + inputs["extra"]
-
-    assert flops(Maybe(), {"x": spec(3), "extra": None}) == 2 * 3 * 5 + 5
 
 
 def test_layer_flops_unused_results_are_not_counted():
@@ -321,16 +224,6 @@ def test_layer_flops_allocates_no_variable():
     assert [id(v) for v in deferred(model)] == [id(v) for v in before]
 
 
-def test_layer_flops_leaves_values_alone():
-    model = model_with_everything()
-    model(np.ones((1, 7), "int32"))
-    before = [np.array(v.value) for v in model.variables]
-    layer_flops(model, spec(7, dtype="int32"))
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(np.array(variable.value), value)
-    assert model.losses == []
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_layer_flops_uses_no_random_state(seed):
     class Drawing(layers.Layer):
@@ -371,13 +264,6 @@ def test_resolve_cost_number_is_itself(cost):
         value = resolve_cost(layer, given, spec(3))
         assert value == cost
         assert type(value) is float
-
-
-def test_resolve_cost_function_gets_layer_and_spec():
-    layer, inputs = layers.Dense(3), {"x": spec(4)}
-    seen = []
-    resolve_cost(layer, lambda *args: seen.append(args) or 1, inputs)
-    assert seen == [(layer, inputs)]
 
 
 @pytest.mark.parametrize(

@@ -90,29 +90,6 @@ def test_sum_of_dense_and_sparse_is_dense(is_dense_first):
     np.testing.assert_array_equal(total.finished(), 2 + table(slices(1, 1)))
 
 
-@pytest.mark.parametrize("other", [dense(3.0), sparse(2), Gradient()])
-def test_nothing_adds_nothing(other):
-    for total in (Gradient().plus(other), other.plus(Gradient())):
-        assert type(total.finished()) is type(other.finished())
-        np.testing.assert_array_equal(
-            as_tensor(total.finished()), as_tensor(other.finished())
-        )
-
-
-def test_dense_part_alone_is_cast():
-    assert dense(1.0).in_dtype("float32").dense.dtype == tf.float32
-    assert dense(1.0).in_dtype(None).dense.dtype == tf.float64
-    kept = sparse(1).in_dtype("float32")
-    assert kept.finished().dtype == tf.float64
-
-
-def test_sum_is_sparse_if_all_are():
-    found = in_order([slices(3), slices(1)])
-    np.testing.assert_array_equal(found.indices, [3, 1])
-    mixed = in_order([slices(3), dense(1.0).dense])
-    np.testing.assert_array_equal(mixed, 1 + table(slices(3)))
-
-
 def test_sum_goes_from_left_to_right():
     """1 is lost beside 1e16, and 2 is not."""
     one, large = tf.constant(1.0, tf.float64), tf.constant(1e16, tf.float64)

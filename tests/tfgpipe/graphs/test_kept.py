@@ -10,7 +10,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.devices import tensor_bytes
-from tfgpipe.graphs.kept import fewer_kept
+from tfgpipe.graphs.cell_functions import fewer_kept
 
 SIZES = (1, 2, 4, 8)
 

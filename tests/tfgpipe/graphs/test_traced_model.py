@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 from keras import layers as kl
-from traces import differentiated, traced
+from traces import traced
 
 SPEC = tf.TensorSpec([3])
 
@@ -17,37 +17,6 @@ class Does(kl.Layer):
 
     def call(self, xs):
         return self.function(*xs)
-
-
-class Has(kl.Layer):
-    """Has a weight, and calls a function of it."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.w = self.add_weight((3,), "ones")
-
-    def call(self, x):
-        return self.function(x, self.w)
-
-
-def test_weight_without_influence_has_no_gradient():
-    used, unused = Has(lambda x, w: x * w), Has(lambda x, w: x)
-    layers = [used, unused, Has(lambda x, w: x + 0 * tf.size(w, tf.float32))]
-    made = differentiated(traced(layers, SPEC))
-    found = {
-        id(use.variable): d.dense is not None or bool(d.slices)
-        for use, d in zip(made.traced.uses, made.dw)
-    }
-    assert found[id(used.w)]
-    assert [*found.values()].count(True) == 1
-
-
-def test_gradients_of_lookups_stay_sparse_and_apart():
-    table = Has(lambda x, w: x * tf.gather(w, [1]) * tf.gather(w, [2]))
-    (d,) = differentiated(traced([table], SPEC)).dw
-    assert d.dense is None
-    assert len(d.slices) == 2
 
 
 def test_what_varies_follows_from_the_rows_or_from_what_is_assigned():

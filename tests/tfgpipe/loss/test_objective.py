@@ -112,12 +112,6 @@ def test_numbers_that_layers_add_to_the_loss_are_summed(kind, m, rows):
         np.testing.assert_allclose(a, b, 1e-10, 1e-14)
 
 
-@pytest.mark.parametrize("rows", [6, 7])
-def test_losses_of_rows_that_layers_add_are_refused(rows):
-    with pytest.raises(ValueError, match="`add_loss` must be given a scalar"):
-        added(lambda layers: tfgpipe.GPipe(layers, 2, 3), "rows", rows)
-
-
 class LikeAnother(keras.regularizers.Regularizer):
     """A penalty of what differs from another weight, and from state."""
 

@@ -92,12 +92,6 @@ def test_loss_made_of_one_of_keras_is_that_of_keras(loss, m):
         np.testing.assert_allclose(found[name], values, rtol=1e-12)
 
 
-def test_own_loss_of_class_numbers_streams():
-    model = compiled(loss=RowWise())
-    labels = keras.KerasTensor((None, 2), "int32")
-    assert loss_adds_up(model, labels, spec(2), None)
-
-
 def test_overridden_compute_loss_does_not_stream():
     model = compiled(Subclassed, loss="mse")
     assert not loss_adds_up(model, spec(2), spec(2), None)
@@ -180,43 +174,6 @@ def test_word_of_a_loss_that_cannot_be_is_answered(loss, why, parts):
 def test_only_metrics_of_keras_stream(metric, streams):
     model = compiled(loss="mse", metrics=[metric], run_eagerly=True)
     assert metrics_add_up(model, spec(2), spec(2), None) == streams
-
-
-def metric_list():
-    metrics = keras.metrics
-    return [
-        metrics.AUC(num_thresholds=9),
-        metrics.F1Score(),
-        metrics.R2Score(),
-        lambda y, y_pred: keras.ops.max(y_pred),
-    ]
-
-
-@pytest.mark.parametrize("last", [None, -1], ids=["whole", "streamed"])
-def test_metrics_of_keras_are_those_of_keras(last):
-    rng = np.random.default_rng(0)
-    x, y = rng.random((11, 4)), np.eye(3)[rng.integers(0, 3, 11)]
-
-    def evaluate(make):
-        keras.utils.set_random_seed(1)
-        model = make([kl.Dense(4), kl.Dense(3, activation="sigmoid")])
-        compiling = {
-            "loss": "mse",
-            "metrics": [*metric_list()[1:last], keras.metrics.MeanIoU(2)],
-            "weighted_metrics": metric_list()[:-1],
-        }
-        model.compile("sgd", **quickly(model, compiling))
-        logs = model.fit(
-            x, y, batch_size=8, verbose=0, sample_weight=rng_weights
-        )
-        logs = [*logs.history.values(), *model.evaluate(x, y, verbose=0)]
-        return [np.asarray(value).reshape(-1) for value in logs]
-
-    rng_weights = rng.random(11)
-    expected = evaluate(keras.Sequential)
-    found = evaluate(lambda layers: tfgpipe.GPipe(layers, 2, 3))
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, 1e-9)
 
 
 # --------------------------------------------------- all that Keras has to give

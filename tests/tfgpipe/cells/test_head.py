@@ -8,7 +8,7 @@ from sharing_layers import Tied
 from tiny import quickly
 
 import tfgpipe
-from tfgpipe.loss.head import sum_and_count
+from tfgpipe.cells.head import sum_and_count
 
 pytestmark = pytest.mark.usefixtures("float64")
 losses = keras.losses

@@ -3,7 +3,7 @@
 A Keras loss of a mini-batch is a sum over rows divided by a count: the rows,
 the unmasked positions, or the sum of the weights. `Head` computes sum and count
 of each micro-batch inside the last cell, so the cell's outputs (think of a
-softmax over 32,000 words) live no longer than the micro-batch. `objective.py`
+softmax over 32,000 words) live no longer than the micro-batch. `loss/`
 divides the sum of the sums by the sum of the counts.
 
 A mini-batch that is one micro-batch is reduced by Keras: the sum is its loss,
@@ -28,7 +28,7 @@ from tfgpipe.state import InnerScope
 
 
 class Head:
-    """Computes loss and metrics of a micro-batch: a `LossAndMetrics`.
+    """Computes loss and metrics of a micro-batch.
 
     Args:
         model: The model, compiled and built.
