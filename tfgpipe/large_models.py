@@ -41,7 +41,7 @@ import numpy as np
 
 from tfgpipe import internals
 from tfgpipe.checks import checked_path
-from tfgpipe.devices import assign_in_pieces
+from tfgpipe.devices import placement
 from tfgpipe.model import GPipe
 
 # What no optimizer trains and has no more elements than this is made at once:
@@ -181,7 +181,9 @@ def load_preset(
 
     def assign(n: int | None, variable: keras.Variable, value: Any) -> None:
         try:
-            assign_in_pieces(variable if n is None else made[n], value)
+            placement.assign_in_pieces(
+                variable if n is None else made[n], value
+            )
         except Exception as error:  # Keras goes on, and may only warn
             failed.append(error)
             raise

@@ -2,7 +2,7 @@
 
 import tfgpipe
 from params import Experiment
-from tfgpipe.devices import accelerators
+from tfgpipe.devices.names import accelerators
 from tfgpipe.schedules import CHUNKS, devices_for
 
 

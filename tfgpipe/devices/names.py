@@ -163,14 +163,10 @@ def host_of(device: str) -> str:
 
 # --------------------------------------------------------------------- of cells
 class CellDevices:
-    """The number of cells, and the devices for them.
+    """The number of cells, and the devices for them, of the user's arguments.
 
-    Args:
-        names: The user's devices, or None.
-        num_partitions: The user's K, or None if it is missing or no count.
-        num_micro_batches: The user's M, or None if it is no count.
-        schedule: Name of the schedule, or the schedule itself.
-        replica: The devices of a replica, if a strategy names them, or None.
+    They are None where they are missing or wrong; `replica` are the devices of
+    a replica, if a strategy names them.
 
     Attributes:
         names: Names of the user's devices, or None.

@@ -90,10 +90,6 @@ def assign_in_pieces(variable: keras.Variable, value: Any) -> None:
 
     A value that is sent to a device is in memory several times, most of all on
     its way to other processes.
-
-    Args:
-        variable: The variable; it has storage.
-        value: The value, as for `keras.Variable.assign`.
     """
 
     def read(rows: slice) -> tf.Tensor:
@@ -109,15 +105,9 @@ def assign_in_pieces(variable: keras.Variable, value: Any) -> None:
 def assign_rows(
     storage: tf.Variable, read: Callable[[slice], tf.Tensor]
 ) -> bool:
-    """Assigns the rows of a large variable, a few at a time.
+    """Assigns the rows that `read` returns, a few at a time.
 
-    Args:
-        storage: The variable.
-        read: Returns some of the rows, in the variable's dtype.
-
-    Returns:
-        False for small variables, and those that a strategy copies, which it
-        does not assign.
+    Or returns False: for small variables, and those that a strategy copies.
     """
     num_rows = storage.shape[0] if storage.shape.rank else 1
     size = tensor_bytes(storage)
@@ -256,13 +246,9 @@ def place_variables(
     """Puts each variable onto its device.
 
     The trainable ones of a cell are divided among its stores. A variable of
-    several cells belongs to the first of them. Each is created by itself, so
+    several cells belongs to the first of them, `others` are for the first
+    device, and those with the ids `placed` stay. Each is created by itself, so
     that only one is in memory twice, and in the order in which it was made.
-
-    Args:
-        cells: The cells.
-        placed: ids of variables that stay on their devices.
-        others: Variables that no cell has, for the first device.
     """
     seen = set(placed)
     pairs: list[tuple[keras.Variable, str]] = []
@@ -301,9 +287,7 @@ def settle_layers(
 ) -> None:
     """Gives layers and operations their homes, after variables are placed.
 
-    Args:
-        cells: The cells.
-        layers: The model's layers, which may hold layers of several cells.
+    The model's `layers` may hold layers of several cells.
     """
     internals.watch_calls(_called, _added, _spans)
     for cell in reversed(cells):  # the first one wins

@@ -25,7 +25,7 @@ from keras import tree
 from tfgpipe import failures, inputs, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
-from tfgpipe.devices import Storage, names, place_variables, placement
+from tfgpipe.devices import names, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
@@ -74,7 +74,7 @@ class _Notes:
     """
 
     input_spec: Nest = None
-    storage: Storage | None = None
+    storage: placement.Storage | None = None
     skips: Skips | None = None
     is_new: bool = True
     base_calls: collections.Counter[str] = dataclasses.field(
@@ -292,12 +292,12 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         cells, notes = self.built_for("place()").cells, self._notes
         known = set() if notes.storage is None else notes.storage.known
         waiting = [v for v in self.variables if not internals.is_created(v)]
-        place_variables(cells, known, waiting)
+        placement.place_variables(cells, known, waiting)
         placement.settle_layers(cells, [*self.sequence, *self._source.models])
         num_groups = min(self.num_micro_batches, len(self._arguments.grid[0]))
         for model in self._source.models:
             notes.generation = install(model, num_groups)
-        notes.storage = Storage(self.name, self.sequence)
+        notes.storage = placement.Storage(self.name, self.sequence)
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()
         self._checkpointed.values = [v.value for v in self.variables]

@@ -22,12 +22,8 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.checks import as_count, checked_bool, checked_path
-from tfgpipe.devices import (
-    all_devices,
-    assign_in_pieces,
-    placement,
-    resolve_device,
-)
+from tfgpipe.devices import names as device_names
+from tfgpipe.devices import placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import read_whole, written_whole
 from tfgpipe.internals import Nest
@@ -270,7 +266,7 @@ class Saving(Hooks):
                 if num_variables > len(getattr(optimizer, "variables", ())):
                     self.compile_as_task()
                     self.build_optimizer()
-            with internals.assigning_by(assign_in_pieces):
+            with internals.assigning_by(placement.assign_in_pieces):
                 super().load_weights(filepath, *args, **kwargs)
 
     @property
@@ -327,12 +323,13 @@ class Saving(Hooks):
         missing = [
             name
             for name in config["devices"] or ()
-            if not given and resolve_device(name) is None
+            if not given and device_names.resolve_device(name) is None
         ]
         if missing:
             raise ValueError(
-                f"TensorFlow must list the devices: {all_devices()}. Received: "
-                f"the file's devices={config['devices']}, of which {missing} "
+                f"TensorFlow must list the devices: "
+                f"{device_names.all_devices()}. Received: the file's "
+                f"devices={config['devices']}, of which {missing} "
                 "are not. Name others by `tfgpipe.load_model(path, devices="
                 "[...])`, or pass num_partitions=1 for one device."
             )

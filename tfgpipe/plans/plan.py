@@ -32,12 +32,7 @@ from tfgpipe.costs import (
     row_bytes,
     slot_bytes_of,
 )
-from tfgpipe.devices import (
-    CellDevices,
-    PipelineStrategy,
-    accelerators,
-    strategy,
-)
+from tfgpipe.devices import CellDevices, PipelineStrategy, strategy
 from tfgpipe.devices import names as device_names
 from tfgpipe.internals import Nest
 from tfgpipe.plans.prediction import Prediction, Setting, predict
@@ -449,7 +444,7 @@ def _devices(devices: object) -> tuple[tuple[str, ...], bool]:
         if checked.problems:
             raise ValueError("\n".join(checked.problems))
         return tuple(checked.names or ()), True
-    listed = accelerators()
+    listed = device_names.accelerators()
     if devices is None:
         return tuple(listed), False
     kind = tf.DeviceSpec.from_string(listed[0]).device_type

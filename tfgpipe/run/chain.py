@@ -133,10 +133,8 @@ class Chain:
     ) -> list[Any]:
         """Runs the tasks of partners, and returns what each returns.
 
-        Args:
-            ready: The tasks. Of replicas with unequal numbers of micro-batches,
-                one may be the first to sum gradients, and another one not.
-            micro_batches: How the rows fall into micro-batches.
+        Of replicas with unequal numbers of micro-batches, one may be the first
+        to sum gradients, and another one not.
         """
         calls: list[TaskCall] = [one.work for one in ready]
         values = [dict(call.values) for call in calls]

@@ -77,15 +77,9 @@ class Clock:
         ready: list[tf.Operation],
         awaited: Sequence[tf.Tensor | None],
     ) -> Any:
-        """Reads the clock when a task can run.
+        """Reads the clock when a task can run; returns what it has to follow.
 
-        Args:
-            device: Where it runs.
-            ready: Operations that it follows.
-            awaited: Tensors that it takes, or None.
-
-        Returns:
-            The operation that the task has to follow.
+        It follows `ready`, and takes what is `awaited`.
         """
         tensors = [t for t in awaited if t is not None]
         started = self._read(device, ready, tensors)
@@ -93,15 +87,9 @@ class Clock:
         return started.op
 
     def stop(self, task: Task, device: str, op: tf.Operation) -> tf.Operation:
-        """Reads the clock after a task.
+        """Reads the clock after a task, for which `start` was called last.
 
-        Args:
-            task: The task.
-            device: Where it runs; `start` was called for it there last.
-            op: Its operation.
-
-        Returns:
-            The operation that the device's next task has to follow.
+        Returns what the device's next task has to follow.
         """
         stopped = self._read(device, [op])
         started, awaited = self._begun[device]
@@ -131,14 +119,9 @@ class Clock:
     def events(
         self, times: Sequence[float], devices: Sequence[str]
     ) -> list[Event]:
-        """Returns what ran in a step.
+        """Returns what ran in a step: an event a task, by their start.
 
-        Args:
-            times: The values of `times` in it.
-            devices: Names, as events number them.
-
-        Returns:
-            An event a task, by their start.
+        `times` are its values in the step, `devices` are as events number them.
         """
         first = min(times)
         events = []
@@ -181,15 +164,8 @@ def _seen(
     """A number from an accelerator that is there when some results are.
 
     For the host, an operation ends when it is in the device's queue. What is
-    copied to the host waits for all that is in the queue before.
-
-    Args:
-        device: The accelerator.
-        host: Its CPU.
-        after: Operations, and tensors that come from other devices.
-
-    Returns:
-        A tensor on the host; none if nothing on the device is waited for.
+    copied to the host waits for all that is in the queue before. Nothing if
+    nothing on the device is waited for.
     """
     operations = [
         one if isinstance(one, tf.Operation) else one.op for one in after

@@ -48,18 +48,9 @@ _HOST = "CPU"
 class MiniBatch:
     """A mini-batch whose rows are split, and for which the model is traced.
 
-    Args:
-        cells: The cells, in order.
-        source: The model, and how it is called.
-        x: The mini-batch, a nest of tensors of shape (batch, ...).
-        labels: A nest of the same rows that the head takes, or None.
-        num_micro_batches: M, of each replica.
-        training: The `training` argument of the layers.
-        head: Loss and metrics of a micro-batch, or None.
-        remat: Which micro-batches are computed again.
-        options: How the graph is made, and the functions of the cells.
-        trial: Tries the traced model, if there are several micro-batches; None
-            for no trial.
+    `source` is the model, and how it is called; `labels` are what the head
+    takes, `num_micro_batches` those of each replica. `trial` tries the model if
+    there are several micro-batches.
 
     Attributes:
         cells: The cells.

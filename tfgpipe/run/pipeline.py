@@ -95,12 +95,6 @@ class LossGradients(NamedTuple):
 class Pipeline:
     """One mini-batch on its way through the cells: `forward`, then `backward`.
 
-    Args:
-        batch: The mini-batch, and the model traced for it.
-        tasks: What runs the tasks of each cell.
-        program: What runs, in which order.
-        clock: Notes when each task runs, or None.
-
     Attributes:
         batch: The mini-batch.
         tasks: What runs the tasks of each cell.

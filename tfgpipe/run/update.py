@@ -169,13 +169,8 @@ def _is_plain(value: object) -> bool:
 class _Update:
     """The operations that update a weight in the graph that is traced now.
 
-    Args:
-        operations: All, in order.
-        given: What is another for other weights: gradient and handles.
-        kept: What must not be forgotten as long as this is known.
-
-    Attributes:
-        is_alike: Whether all else is read, and nothing but a number.
+    `given` are what is another for other weights: gradient and handles. It
+    `is_alike` if all else is read, and nothing but a number.
     """
 
     def __init__(

@@ -29,15 +29,6 @@ class StateFlow:
     See `rules.py` for the rules. A value that a layer assigns and another one
     reads in the same micro-batch is a tensor, which crosses as any other does.
 
-    Args:
-        traced: The model.
-        parts: The parts of its cells.
-        metric_state: The ids of variables of metrics, which run on from
-            micro-batch to micro-batch.
-        replicas: The replicas.
-        micro_batches: How the rows fall into micro-batches.
-        is_synchronized: Returns whether a cell takes moments over replicas.
-
     Attributes:
         assigned_values: Variables and their new values, but integers.
     """

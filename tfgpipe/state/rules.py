@@ -42,13 +42,8 @@ def advance_seed(
 ) -> tf.Tensor:
     """Returns the seed, shape (2,), with which a micro-batch starts.
 
-    Bits depend on the micro-batch, and not on cells.
-
-    Args:
-        seed: The seed before the mini-batch.
-        draws: The number of draws of each micro-batch.
-        micro_batch: The number of micro-batches before, an int or a scalar.
-        draws_before: The number of draws before of the micro-batch itself.
+    Each draws so often, this one has drawn `draws_before`. Bits depend on the
+    micro-batch, and not on cells.
     """
     steps = tf.cast(micro_batch, seed.dtype) * draws + draws_before
     return seed + tf.stack([tf.zeros_like(steps), steps])

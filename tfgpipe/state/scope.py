@@ -277,17 +277,12 @@ class ModelScope(internals.ReadingScope):
         )
 
     def record(
-        self,
-        layer: keras.layers.BatchNormalization,
-        inputs: tf.Tensor,
-        mask: tf.Tensor | None,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
+        self, layer: keras.layers.BatchNormalization, *data: tf.Tensor | None
     ) -> None:
-        """Notes the moments by which a batch normalisation normalises."""
+        """Notes inputs, mask, mean and variance, see `MovingStatistics`."""
         if internals.current_graph() is not self._graph:
             self._refuse_graph(f"a call of '{layer.name}'")
-        self._moving.record(layer, inputs, mask, mean, variance)
+        self._moving.record(layer, *data)
 
 
 class InnerScope(keras.StatelessScope):

@@ -23,7 +23,8 @@ def variables(k=3):
     made = []
     for i, shape in enumerate(SHAPES):
         with tf.device(f"CPU:{i % k}"):
-            made.append(keras.Variable(rng.standard_normal(shape)))
+            value = rng.standard_normal(shape)
+            made.append(keras.Variable(value, dtype="float32"))
     return made
 
 
