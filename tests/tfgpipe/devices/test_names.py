@@ -15,36 +15,25 @@ def listed(*indices):
     return [devices[i] for i in indices]
 
 
-def test_model_takes_what_tensorflow_lists():
-    model = tfgpipe.GPipe(layers(), devices=listed(3, 1))
-    named = tfgpipe.GPipe(layers(), devices=["CPU:3", "CPU:1"])
-    found = [short(cell.device) for cell in model.cells()]
-    assert found == ["/device:CPU:3", "/device:CPU:1"]
-    assert found == [short(cell.device) for cell in named.cells()]
-
-
-def test_strategy_takes_what_tensorflow_lists():
-    strategy = tfgpipe.PipelineStrategy(2, 1, listed(2, 0))
-    assert [[short(d) for d in own] for own in strategy.devices] == [
-        ["/device:CPU:2"],
-        ["/device:CPU:0"],
-    ]
-
-
-def test_names_and_devices_may_be_mixed():
-    model = tfgpipe.GPipe(layers(), devices=["CPU:2", *listed(0)])
-    assert model.get_config()["devices"] == ["CPU:2", listed(0)[0].name]
+def test_devices_may_be_names_or_what_tensorflow_lists():
+    for devices in (listed(3, 1), ["CPU:3", "CPU:1"], ["CPU:3", *listed(1)]):
+        model = tfgpipe.GPipe(layers(), devices=devices)
+        found = [short(cell.device) for cell in model.cells()]
+        assert found == ["/device:CPU:3", "/device:CPU:1"]
+        strategy = tfgpipe.PipelineStrategy(2, 1, devices)
+        assert [short(*own) for own in strategy.devices] == found
+    assert model.get_config()["devices"] == ["CPU:3", listed(1)[0].name]
 
 
 def test_devices_are_saved_by_name(tmp_path):
     model = tfgpipe.GPipe(layers(), devices=listed(3, 1))
     names = [device.name for device in listed(3, 1)]
-    assert model.get_config()["devices"] == names
-    assert all(type(name) is str for name in model.get_config()["devices"])
     path = tmp_path / "model.keras"
     model.save(path)
     loaded = keras.saving.load_model(path)
-    assert loaded.get_config()["devices"] == names
+    for one in (model, loaded):
+        assert one.get_config()["devices"] == names
+    assert all(type(name) is str for name in model.get_config()["devices"])
     other = tfgpipe.load_model(path, devices=listed(2, 4))
     assert [short(cell.device) for cell in other.cells()] == [
         "/device:CPU:2",
@@ -59,15 +48,11 @@ def test_devices_are_saved_by_name(tmp_path):
         lambda devices: tfgpipe.PipelineStrategy(1, 2, devices),
     ],
 )
-def test_device_that_comes_twice_is_refused_however_it_is_given(make):
+def test_devices_that_come_twice_or_are_physical_are_refused(make):
     with pytest.raises(ValueError, match="must be different from each other"):
         make(["CPU:1", *listed(1)])
-
-
-def test_physical_devices_are_refused():
-    devices = tf.config.list_physical_devices("CPU")
     with pytest.raises(ValueError, match="must be devices that TensorFlow"):
-        tfgpipe.GPipe(layers(), devices=devices)
+        make(tf.config.list_physical_devices("CPU"))
 
 
 @pytest.mark.parametrize(

@@ -83,16 +83,13 @@ def test_no_byte_of_a_weight_is_sent(case):
     model, x, _, _ = case
     count, found = sent_weights(tf.function(lambda x: model(x)), tensors(x))
     assert count > 0 and not found
-
-
-def test_weights_would_be_sent_without_homes(case, monkeypatch):
-    model, x, _, _ = case
-    with placement.homes_left():
+    with placement.homes_left():  # which is the reason
         _, found = sent_weights(tf.function(lambda x: model(x)), tensors(x))
     assert found
 
 
-def test_model_predicts_as_before(case):
+def test_model_predicts_as_before_and_by_what_was_trained_since(case):
+    """A function that was made before would read the old storage."""
     model, x, expected, pipeline = case
     for found in (
         model.predict(x, verbose=0),
@@ -100,11 +97,6 @@ def test_model_predicts_as_before(case):
         pipeline.predict(x, verbose=0),
     ):
         np.testing.assert_allclose(found, expected, 1e-4, 1e-5)
-
-
-def test_what_was_trained_since_is_used(case):
-    """A function that was made before would read the old storage."""
-    model, x, expected, pipeline = case
     for weight in pipeline.trainable_weights:
         weight.assign(weight + 0.1)
     found = model.predict(x, verbose=0)
@@ -180,30 +172,21 @@ def test_model_is_not_compiled_by_keras_itself(monkeypatch):
 
 def test_asking_for_xla_names_the_cure():
     model = chain()
+    expected = model.predict(X, verbose=0)
     tfgpipe.GPipe(model, 2, 2, devices=CPUS)
     with pytest.raises(ValueError, match=r"jit_compile=True.*Leave it out"):
         model.compile("adam", "mse", jit_compile=True)
     with pytest.raises(ValueError, match=r"(?s)on several devices.*CPU:1"):
         tf.function(lambda x: model(x), jit_compile=True)(X)
-
-
-def test_model_on_the_first_device_is_compiled_as_always():
-    model = chain()
-    expected = model.predict(X, verbose=0)
+    tfgpipe.GPipe(model, 2, 2, devices=CPUS[::-1])  # has the last word
+    _, found = sent_weights(tf.function(lambda x: model(x)), tensors(X))
+    assert not found
     tfgpipe.GPipe(model, 1, 2, devices=["CPU:0"])
     model.compile("adam", "mse", jit_compile=True)
     assert model.jit_compile
     np.testing.assert_allclose(
         model.predict(X, verbose=0), expected, 1e-5, 1e-6
     )
-
-
-def test_later_pipeline_has_the_last_word():
-    model = chain()
-    tfgpipe.GPipe(model, 2, 2, devices=CPUS)
-    tfgpipe.GPipe(model, 2, 2, devices=CPUS[::-1])
-    _, found = sent_weights(tf.function(lambda x: model(x)), tensors(X))
-    assert not found
 
 
 @pytest.mark.parametrize(

@@ -207,23 +207,17 @@ def test_step_that_another_strategy_runs_is_refused(step, devices):
     assert model.optimizer.iterations == 0
 
 
-# ------------------------------------------------ from TensorFlow's strategies
 def test_devices_of_a_mirrored_strategy_become_those_of_replicas():
-    strategy = tfgpipe.PipelineStrategy.from_strategy(
-        mirrored(), num_partitions=2
-    )
+    class Own(tfgpipe.PipelineStrategy):
+        pass
+
+    strategy = Own.from_strategy(mirrored(), num_partitions=2)
+    assert type(strategy) is Own
     found = [[short(d)[-1] for d in own] for own in strategy.devices]
     assert found == [["0", "1"], ["2", "3"]]
     one = tf.distribute.OneDeviceStrategy("CPU:5")
     strategy = tfgpipe.PipelineStrategy.from_strategy(one, 1)
     assert [short(d) for d in strategy.devices[0]] == ["/device:CPU:5"]
-
-
-def test_subclass_is_made_from_a_strategy_as_the_class_is():
-    class Own(tfgpipe.PipelineStrategy):
-        pass
-
-    assert type(Own.from_strategy(mirrored(2), 2)) is Own
 
 
 @pytest.mark.parametrize(

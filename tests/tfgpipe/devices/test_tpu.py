@@ -71,12 +71,6 @@ def test_replicas_are_cut_from_the_path(r, k):
     )
 
 
-def test_replica_that_fits_into_a_host_stays_there():
-    assignment = tfgpipe.tpu_device_assignment(TPUS["v3-32"], 8, 4)
-    hosts, _ = hosts_of(assignment)
-    assert all(len(set(h)) == 1 for h in np.reshape(hosts, (8, 4)))
-
-
 @pytest.mark.parametrize(
     ("r", "k", "message"),
     [
