@@ -183,7 +183,7 @@ def test_model_finds_itself_compiled(k, m):
 
 
 class Hung(keras.Model):
-    """Two outputs; its loss of one reads what hangs on that."""
+    """Two outputs; its loss of one reads what hangs on that: the other."""
 
     def __init__(self):
         super().__init__()
@@ -196,12 +196,24 @@ class Hung(keras.Model):
         return [y, hidden]
 
 
-def test_losses_of_outputs_are_shown_where_one_reads_what_hangs_on_them():
-    def loss(y, y_pred):
-        hidden = keras.ops.mean(y_pred.hidden**2, -1)
-        return keras.ops.mean((y - y_pred) ** 2, -1) + hidden
+def loss_of_hidden(y, y_pred):
+    hidden = getattr(y_pred, "hidden", y_pred)
+    return keras.ops.mean((y - y_pred) ** 2 + hidden**2, -1)
 
-    expected, found = both(Hung, 2, 1, [loss, "mse"], [Y, Y])
+
+class Twice(Hung):
+    """One tensor is two outputs."""
+
+    def call(self, x):
+        return [self.last(self.first(x))] * 2
+
+
+@pytest.mark.parametrize("make", [Hung, Twice])
+@pytest.mark.parametrize("m", [1, 3])
+def test_tensor_that_losses_read_twice_has_both_gradients(make, m):
+    """With one micro-batch, each place had the gradients of all."""
+    losses = [loss_of_hidden, "mse"]
+    expected, found = both(make, 2, m, losses, [Y, Y])
     assert len(found[1]) == 3
     assert_alike(expected, found)
 

@@ -439,6 +439,8 @@ class WholeMiniBatchLoss(Objective):
             values: The values of weight regularisers.
         """
         x, y, sample_weight = data
+        # One that is there twice has a gradient of its own for each place.
+        handed_out = [None if t is None else tf.identity(t) for t in handed_out]
         outputs = [t for t in handed_out if is_continuous(t)]
         weights = [v.value for v in self._trained()]
         # Gradients come in this order, and are read in it below.
