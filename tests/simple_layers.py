@@ -4,7 +4,7 @@ import random
 
 from tfgpipe.costs import Activation, Bytes, LayerSize, StepMemory
 from tfgpipe.plans.workload import Workload
-from tfgpipe.profiles import MEASURED, LayerSeconds
+from tfgpipe.profiles import MEASURED
 
 
 def size(weights=0, live=8, kept=16, others=0, name="layer", crossing=4):
@@ -44,7 +44,7 @@ def equal_tasks(seconds):
     """Each of the tasks takes so long; the whole backward pass twice."""
     whole = 2 * seconds
     found = [seconds] * 3 + [whole, seconds, seconds, whole]
-    return LayerSeconds(dict(zip(MEASURED, found)))
+    return dict(zip(MEASURED, found))
 
 
 def random_seconds(count, seed):

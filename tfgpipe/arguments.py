@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -15,8 +16,8 @@ from tfgpipe.checks import (
     as_count,
     checked_bool,
     checked_choice,
+    checked_counts,
     checked_positive,
-    count_problem,
     is_amount,
 )
 from tfgpipe.costs import Placed, kept_sizes, layer_sizes, slot_bytes_of
@@ -45,11 +46,45 @@ from tfgpipe.trial import TRIALS
 FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
+# Those of `GPipe` that a file has, with their defaults.
+DEFAULTS: dict[str, Any] = {
+    "num_partitions": None,
+    "num_micro_batches": None,
+    "devices": None,
+    "layers_per_cell": None,
+    "schedule": "gpipe",
+    "remat": "except_last",
+    "remat_groups": None,
+    "head_parts": 1,
+    "gradient_dtype": None,
+    "skip_nonfinite": False,
+    "skip_outliers": None,
+    "trial": "warn",
+    "weights_on": "devices",
+    "shards": None,
+}
+
+
+def _count(name: str, value: object) -> int:
+    return checked_counts(**{name: value})[0]
+
+
+def _as_list(name: str, value: object) -> list[Any]:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [*value]
+    raise ValueError(
+        f"`{name}` must be a list, one item a cell. Received: {name}={value!r}."
+    )
+
+
 class Arguments:
     """The arguments of a `GPipe`, checked and completed.
 
-    They are the arguments of `GPipe`, and `replicas`: each replica's devices,
-    if a strategy names them, or None.
+    Args:
+        layers: As in `GPipe`.
+        replicas: Each replica's devices, if a strategy names them, or None.
+        costs: As in `GPipe`.
+        given: The others, of which `DEFAULTS` has all.
 
     Attributes:
         source: The layers, and how they are called.
@@ -67,93 +102,69 @@ class Arguments:
     def __init__(
         self,
         layers: Sequence[Any],
-        num_partitions: int | None,
-        num_micro_batches: int,
-        devices: Sequence[Any] | None,
-        layers_per_cell: Sequence[int] | None,
-        schedule: str | Schedule,
-        remat: Rule | Mapping[Any, Rule],
-        remat_groups: int | None,
-        gradient_dtype: str | None,
-        skip_nonfinite: bool = False,
-        skip_outliers: float | None = None,
-        costs: Any = "flops",
         replicas: Sequence[Sequence[str]] | None = None,
-        trial: str = "warn",
-        weights_on: Any = "devices",
-        head_parts: int = 1,
-        shards: Mapping[str, Any] | None = None,
+        costs: Any = "flops",
+        **given: Any,
     ):
+        self._given = {**DEFAULTS, **given}
         self.source = source_of(layers)
-        self._problems = [*self.source.problems]  # the source may be used again
         self.costs = GivenCosts(costs, self.source)
-        self._problems += self.costs.problems
-        named_devices = self._list_or_none("devices", devices)
-        self.layers_per_cell = self._list_or_none(
-            "layers_per_cell", layers_per_cell
-        )
-        self.schedule = self._check_schedule(schedule)
-        m = self._count("num_micro_batches", num_micro_batches)
-        k = num_partitions
-        if k is not None:
-            k = self._count("num_partitions", k)
+        # The source may be used again.
+        self._problems = [*self.source.problems, *self.costs.problems]
+        named_devices = self._checked("devices", _as_list)
+        self.layers_per_cell = self._checked("layers_per_cell", _as_list)
+        self.schedule = self._checked_schedule(self._given["schedule"])
+        m = self._checked("num_micro_batches", _count)
+        k = self._checked("num_partitions", _count)
         device_list = CellDevices(
             named_devices,
             k,
-            m,
+            1 if self._given["num_micro_batches"] is None else m,
             self.schedule,
             None if replicas is None else replicas[0],
         )
         self._named_devices = device_list.names
         self._problems += device_list.problems
         self.has_only_device = device_list.is_only
-        self.num_micro_batches = 1 if m is None else m
+        self.num_micro_batches: int = m or 1
         self.num_partitions = device_list.num_partitions
-        is_known = k is not None or num_partitions is None
-        self.remat = self._check_remat(remat, is_known)
-        self.remat_groups = None
-        if remat_groups is not None:
-            self.remat_groups = self._count("remat_groups", remat_groups)
-        self.head_parts = self._count("head_parts", head_parts) or 1
-        self.gradient_dtype = None
-        if gradient_dtype is not None:
-            self.gradient_dtype = self._choice(
-                "gradient_dtype", gradient_dtype, FLOAT_DTYPES
-            )
-        self.skip_nonfinite = bool(
-            self._noted(checked_bool, "skip_nonfinite", skip_nonfinite)
+        # How many cells there are; None if that is wrong.
+        is_known = k is not None or self._given["num_partitions"] is None
+        count = self.num_partitions if is_known else None
+        self.remat = self._checked_remat(self._given["remat"], count)
+        self.remat_groups = self._checked("remat_groups", _count)
+        self.head_parts: int = self._checked("head_parts", _count) or 1
+        self.gradient_dtype = self._checked(
+            "gradient_dtype", checked_choice, FLOAT_DTYPES
         )
-        self.skip_outliers = None
-        if skip_outliers is not None:
-            self.skip_outliers = self._noted(
-                checked_positive,
-                "skip_outliers",
-                skip_outliers,
-                "as how often a distance outliers are away, or None",
+        self.skip_nonfinite = bool(
+            self._checked("skip_nonfinite", checked_bool)
+        )
+        self.skip_outliers = self._checked(
+            "skip_outliers",
+            checked_positive,
+            "as how often a distance outliers are away, or None",
+        )
+        if self._given["skip_outliers"] is not None and not self.skip_nonfinite:
+            self._problems.append(
+                "`skip_outliers` must be None unless `skip_nonfinite` is "
+                f"True. Received: skip_outliers={given['skip_outliers']!r} and "
+                f"skip_nonfinite={self._given['skip_nonfinite']!r}. Pass "
+                "skip_nonfinite=True, too."
             )
-            if not self.skip_nonfinite:
-                self._problems.append(
-                    "`skip_outliers` must be None unless `skip_nonfinite` is "
-                    f"True. Received: skip_outliers={skip_outliers!r} and "
-                    f"skip_nonfinite={skip_nonfinite!r}. Pass "
-                    "skip_nonfinite=True, too."
-                )
-        self.trial = self._choice("trial", trial, TRIALS) or "warn"
-        self.weights_on = names.name_of(weights_on)
+        self.trial = self._checked("trial", checked_choice, TRIALS) or "warn"
+        self.weights_on = names.name_of(self._given["weights_on"])
         is_text = isinstance(self.weights_on, str)
+        self._store = names.resolve_device(self.weights_on) if is_text else None
         is_place = is_text and self.weights_on in ("devices", "host")
-        self._store = None
-        if is_text:
-            self._store = names.resolve_device(self.weights_on)
-        if not is_place and self._store is None:
+        if self._store is None and not is_place:
             self._problems.append(
                 "`weights_on` must be 'devices', 'host', or a device that "
                 f"TensorFlow lists: {names.all_devices()}. Received: "
-                f"weights_on={weights_on!r}."
+                f"weights_on={self.weights_on!r}."
             )
-        self._check_cut(is_known, is_default=num_partitions is None)
-        if self._problems:
-            raise ValueError("\n".join(self._problems))
+        self._check_cut(count)
+        self._raise_problems()
         if self.schedule == AUTO and self.costs.profile is not None:
             self.schedule, self.layers_per_cell = auto_schedule(
                 self.costs.profile,
@@ -162,43 +173,42 @@ class Arguments:
                 self.rules,
             )
         rows = replicas or [device_list.devices]
-        places = [
-            self._device_of(k, len(rows[0])) for k in range(self.num_partitions)
-        ]
+        places = self._places(len(rows[0]))
         self.grid = [tuple(row[d] for d in places) for row in rows]
-        by_replica = [[row[d] for d in sorted({*places})] for row in rows]
         self.num_replicas = len(self.grid)
-        self.shards = self._check_shards(shards)
-        if self._problems:
-            raise ValueError("\n".join(self._problems))
-        listed = names.all_devices()
+        self.shards = self._checked_shards(self._given["shards"])
+        self._raise_problems()
         # Behind them the devices that have nothing but shards.
-        for r, row in enumerate(by_replica):
+        self.devices: list[str] = []
+        for r, row in enumerate(rows):
             of_shards = {
                 shard[r]
                 for shards_of_layer in self.shards.values()
                 for shard in self.shard_devices(shards_of_layer, 0)
             }
-            row += sorted(of_shards - {*row}, key=listed.index)
-        self.devices = [device for row in by_replica for device in row]
+            of_cells = [row[d] for d in sorted({*places})]
+            others = of_shards - {*of_cells}
+            self.devices += of_cells
+            self.devices += sorted(others, key=names.all_devices().index)
         offloads = any(map(self.rules.offloads, range(self.num_partitions)))
-        for name, value, is_refused in (
-            ("shards", shards, bool(self.shards)),
-            ("remat", remat, offloads),
-            ("weights_on", weights_on, self.weights_on != "devices"),
+        for name, is_refused in (
+            ("shards", bool(self.shards)),
+            ("remat", offloads),
+            ("weights_on", self.weights_on != "devices"),
         ):
             if is_refused and names.only_compiles(self.devices):
                 raise ValueError(
                     f"`{name}` must be the default where XLA compiles all that "
-                    f"a device runs. Received: {name}={value!r} and the "
-                    f"devices {self.devices}. Leave it out; to hold less, see "
-                    "docs/memory.md."
+                    f"a device runs. Received: {name}={self._given[name]!r} "
+                    f"and the devices {self.devices}. Leave it out; to hold "
+                    "less, see docs/memory.md."
                 )
         if self.head_parts > 1 and self.num_micro_batches == 1:
             raise ValueError(
                 "`head_parts` must be 1 where a mini-batch is one micro-batch. "
-                f"Received: head_parts={head_parts} and num_micro_batches=1. "
-                "Pass more micro-batches: that holds less of all layers."
+                f"Received: head_parts={self.head_parts} and "
+                "num_micro_batches=1. Pass more micro-batches: that holds less "
+                "of all layers."
             )
         self.check_supported()
 
@@ -221,36 +231,27 @@ class Arguments:
 
     def num_shards(self, shards_of_layer: Any) -> int:
         """Counts them, by what `shards` says of a layer, or None."""
-        if shards_of_layer is None:
-            return 1
-        is_count = isinstance(shards_of_layer, int)
-        return (
-            shards_of_layer
-            if is_count
-            else len(shards_of_layer) // self.num_replicas
-        )
+        if isinstance(shards_of_layer, int):
+            return shards_of_layer
+        return len(shards_of_layer or ()) // self.num_replicas or 1
 
     def shard_devices(
         self, shards_of_layer: Any, k: int
     ) -> list[tuple[str, ...]]:
         """Returns the devices of each shard in cell k, one a replica."""
-        if isinstance(shards_of_layer, int):
-            by_replica = []
-            for row in self.grid:
+        count = self.num_shards(shards_of_layer)
+        by_replica: list[list[str]] = []
+        for r, row in enumerate(self.grid):
+            if isinstance(shards_of_layer, int):
                 of_replica = [*dict.fromkeys(row)]
                 first = of_replica.index(row[k])
+                turned = [*of_replica[first:], *of_replica[:first]]
+                by_replica.append(turned[:count])
+            else:
+                listed = shards_of_layer[r * count : (r + 1) * count]
                 by_replica.append(
-                    [*of_replica[first:], *of_replica[:first]][:shards_of_layer]
+                    [names.resolve_device(d) or "" for d in listed]
                 )
-        else:
-            known = [
-                names.resolve_device(device) or "" for device in shards_of_layer
-            ]
-            count = self.num_shards(shards_of_layer)
-            by_replica = [
-                known[r * count : (r + 1) * count]
-                for r in range(self.num_replicas)
-            ]
         return [*zip(*by_replica, strict=True)]
 
     def check_training(self) -> None:
@@ -266,26 +267,14 @@ class Arguments:
 
     def config(self) -> dict[str, Any]:
         """Returns the arguments other than the layers, as plain values."""
-        return {
-            "num_partitions": self.num_partitions,
-            "num_micro_batches": self.num_micro_batches,
-            "devices": self._named_devices,
-            "layers_per_cell": self.layers_per_cell,
-            "schedule": self.schedule.plain()
-            if isinstance(self.schedule, Schedule)
-            else self.schedule,
-            "remat": {str(k): rule for k, rule in self.remat.items()}
-            if isinstance(self.remat, Mapping)
-            else self.remat,
-            "remat_groups": self.remat_groups,
-            "head_parts": self.head_parts,
-            "gradient_dtype": self.gradient_dtype,
-            "skip_nonfinite": self.skip_nonfinite,
-            "skip_outliers": self.skip_outliers,
-            "trial": self.trial,
-            "weights_on": self.weights_on,
-            "shards": self.shards or None,
-        }
+        config = {name: getattr(self, name) for name in DEFAULTS}
+        config["devices"] = self._named_devices
+        config["shards"] = self.shards or None
+        if isinstance(self.schedule, Schedule):
+            config["schedule"] = self.schedule.plain()
+        if isinstance(self.remat, Mapping):
+            config["remat"] = {str(k): rule for k, rule in self.remat.items()}
+        return config
 
     def remat_by_cell(self, num_groups: Sequence[int]) -> Remat:
         """Returns the rules of groups; the last one may be the head.
@@ -339,14 +328,15 @@ class Arguments:
         held = schedule.held()
         return [-(-held[d] // devices.count(d)) for d in devices]
 
-    def _device_of(self, k: int, num_devices: int) -> int:
-        """Returns which of the devices runs cell k."""
+    def _places(self, num_devices: int) -> Sequence[int]:
+        """Returns which of the devices runs each cell."""
         if isinstance(self.schedule, Schedule):
-            return self.schedule.device_of(k)
+            cells = range(self.num_partitions)
+            return [*map(self.schedule.device_of, cells)]
         chunks = self.num_partitions // num_devices
-        return devices_of_cells(self.schedule, num_devices, chunks)[k]
+        return devices_of_cells(self.schedule, num_devices, chunks)
 
-    def _check_schedule(self, schedule: Any) -> Any:
+    def _checked_schedule(self, schedule: Any) -> Any:
         """Returns the schedule, or a stand-in if it is wrong."""
         if isinstance(schedule, Schedule):
             return schedule
@@ -360,87 +350,80 @@ class Arguments:
                     f"one. Received: schedule={schedule!r}. {error}"
                 )
                 return "gpipe"
-        names = [*SCHEDULES, AUTO]
-        name = self._choice("schedule", schedule, names) or "gpipe"
+        name = self._checked("schedule", checked_choice, [*SCHEDULES, AUTO])
         if name == AUTO and self.costs.profile is None:
             self._problems.append(NEEDS_PROFILE)
-        return name
+        return name or "gpipe"
 
-    def _check_remat(self, remat: Any, is_known: bool) -> Any:
+    def _checked_remat(self, remat: Any, count: int | None) -> Any:
         """Checks the rule or rules, and their cells where K is known."""
         if not isinstance(remat, Mapping):
             return self._noted(checked_rule, remat) or "always"
         rules: dict[int, Rule] = {}
         for key, rule in remat.items():
-            rule = self._noted(checked_rule, rule) or "always"
             k = int(key) if str(key).isdigit() else -1
-            if is_known and not 0 <= k < self.num_partitions:
+            rules[k] = self._noted(checked_rule, rule) or "always"
+            if count is not None and not 0 <= k < count:
                 self._problems.append(
                     "`remat` must map indices of cells, from 0 to "
-                    f"{self.num_partitions - 1}, to rules. Received: "
-                    f"{key!r}: {rule!r}. Leave it out, or see "
-                    "`model.cells()`."
+                    f"{count - 1}, to rules. Received: {key!r}: {rule!r}. "
+                    "Leave it out, or see `model.cells()`."
                 )
-            rules[k] = rule
         return rules
 
-    def _is_by_replica(self, devices: Sequence[Any], count: int) -> bool:
-        """Returns whether no replica's shards are on devices of another one."""
+    def _are_shards(self, devices: Sequence[Any]) -> bool:
+        """Returns whether each replica has several devices, and no other's."""
+        known = [*map(names.resolve_device, devices)]
+        count, rest = divmod(len(known), self.num_replicas)
+        if count < 2 or rest or None in known or len({*known}) < len(known):
+            return False
         return not any(
-            {*devices[r * count : (r + 1) * count]} & {*row}
-            for r in range(self.num_replicas)
-            for other, row in enumerate(self.grid)
-            if other != r
+            device in row
+            for i, device in enumerate(known)
+            for r, row in enumerate(self.grid)
+            if r != i // count
         )
 
-    def _check_shards(self, shards: Any) -> dict[str, Any]:
+    def _checked_shards(self, shards: Any) -> dict[str, Any]:
         """Returns the shards asked for, by the names of layers."""
-        if shards is None:
-            return {}
-        if not isinstance(shards, Mapping) or not all(
-            isinstance(name, str) for name in shards
-        ):
-            self._problems.append(
-                "`shards` must map names of layers to numbers of shards, or to "
-                f"their devices. Received: shards={shards!r}. Pass "
-                '{"logits": 2}, say.'
-            )
+        is_mapping = isinstance(shards, Mapping)
+        if not is_mapping or not all(isinstance(n, str) for n in shards):
+            if shards is not None:
+                self._problems.append(
+                    "`shards` must map names of layers to numbers of shards, "
+                    f"or to their devices. Received: shards={shards!r}. Pass "
+                    '{"logits": 2}, say.'
+                )
             return {}
         checked: dict[str, Any] = {}
         most = len({*self.grid[0]})
         for name, asked in shards.items():
             count = as_count(asked)
-            if count is not None and 1 < count <= most:
-                checked[name] = count
-                continue
             is_list = isinstance(asked, (list, tuple))
             devices = [*map(names.name_of, asked)] if is_list else []
-            known = [*map(names.resolve_device, devices)]
-            per_replica = len(devices) // self.num_replicas
-            if (
-                per_replica > 1
-                and None not in known
-                and len(devices) == per_replica * self.num_replicas
-                and len({*known}) == len(known)
-                and self._is_by_replica(known, per_replica)
-            ):
+            if count is not None and 1 < count <= most:
+                checked[name] = count
+            elif self._are_shards(devices):
                 checked[name] = devices
-                continue
-            self._problems.append(
-                "`shards` must say of a layer how many devices compute it, "
-                f"from 2 to the {most} of a replica; or name at least 2 "
-                "devices, each once and none of another replica's, for each of "
-                f"{self.num_replicas} replicas. Received: {name!r}: {asked!r}. "
-                f"TensorFlow lists {names.all_devices()}. Pass others, or {{}} "
-                "to `load_model`, too."
-            )
+            else:
+                self._problems.append(
+                    "`shards` must say of a layer how many devices compute it, "
+                    f"from 2 to the {most} of a replica; or name at least 2 "
+                    "devices, each once and none of another replica's, for "
+                    f"each of {self.num_replicas} replicas. Received: {name!r}"
+                    f": {asked!r}. TensorFlow lists {names.all_devices()}. "
+                    "Pass others, or {} to `load_model`, too."
+                )
         return checked
 
-    def _choice(
-        self, name: str, value: object, choices: Iterable[str]
-    ) -> str | None:
-        """Returns the value, or None where it is wrong."""
-        return self._noted(checked_choice, name, value, choices)
+    def _checked(
+        self, name: str, check: Callable[..., Any], *details: Any
+    ) -> Any:
+        """Returns an argument, checked; None if it is left out, or wrong."""
+        value = self._given[name]
+        if value is None and DEFAULTS[name] is None:
+            return None
+        return self._noted(check, name, value, *details)
 
     def _noted(self, check: Callable[..., Any], *arguments: Any) -> Any:
         """Returns what a check returns; None if it finds a problem."""
@@ -450,53 +433,42 @@ class Arguments:
             self._problems.append(str(error))
             return None
 
-    def _list_or_none(self, name: str, value: object) -> list[Any] | None:
-        if value is None:
-            return None
-        if isinstance(value, Iterable) and not isinstance(value, str):
-            return list(value)
-        self._problems.append(
-            f"`{name}` must be a list, one item a cell. "
-            f"Received: {name}={value!r}."
-        )
-        return None
+    def _raise_problems(self) -> None:
+        if self._problems:
+            raise ValueError("\n".join(self._problems))
 
-    def _count(self, name: str, value: object) -> int | None:
-        """Returns the value, or None where it is wrong."""
-        count = as_count(value)
-        if count is None:
-            self._problems.append(count_problem(name, value))
-        return count
-
-    def _check_cut(self, is_known: bool, is_default: bool) -> None:
+    def _check_cut(self, k: int | None) -> None:
+        """Checks the cut into k cells, if their number is known."""
         # Of others the model's first run tells how many there are.
         num_layers = len(self.source.calls) if self.source.are_steps() else 0
-        k = self.num_partitions
-        if is_known and k > num_layers > 0:
+        if k is not None and k > num_layers > 0:
+            is_default = self._given["num_partitions"] is None
             default = " (by the number of devices)" if is_default else ""
             self._problems.append(too_many_cells(k, num_layers, default))
         cut = self.layers_per_cell
         if cut is None:
             return
         counts = [n for n in map(as_count, cut) if n is not None]
+        problem = None
         if len(counts) < len(cut):
-            self._problems.append(
+            problem = (
                 "`layers_per_cell` must hold integers of at least 1. "
                 f"Received: layers_per_cell={cut}. Every cell needs a layer."
             )
         elif num_layers and sum(counts) != num_layers:
-            self._problems.append(
+            problem = (
                 "`layers_per_cell` must place every layer exactly once. "
                 f"Expected a sum of {num_layers} (the number of layers). "
                 f"Received: layers_per_cell={cut} (sum {sum(counts)}). "
                 "Omit it to let `GPipe` balance the cells by cost."
             )
-        elif is_known and len(cut) != k:
-            self._problems.append(
+        elif k is not None and len(cut) != k:
+            problem = (
                 "`layers_per_cell` must have one number for each of the "
                 f"{k} cells. Received: layers_per_cell={cut}. Pass "
                 f"num_partitions={len(cut)} with it."
             )
+        self._problems += [problem] if problem else []
         self.layers_per_cell = counts
 
 
@@ -540,10 +512,9 @@ def auto_schedule(
             f"the profile. Received: layers_per_cell={cut} (sum {sum(cut)}). "
             "Omit it, or pass what `tfgpipe.plan` returns."
         )
-    seconds, start = profile.cell_seconds(profile.rows[-1]), 0
-    durations = []
-    for cell, count in enumerate(cut):
-        stop = start + count
+    seconds, durations = profile.cell_seconds(profile.rows[-1]), []
+    bounds = itertools.pairwise(itertools.accumulate(cut, initial=0))
+    for cell, (start, stop) in enumerate(bounds):
         by_kind = seconds.of_cell(start, stop)
         half, rest = by_kind["input_gradient"], by_kind["weight_gradient"]
         if start <= seconds.first:  # nothing takes the gradient of the inputs
@@ -552,11 +523,7 @@ def auto_schedule(
             half, rest = by_kind["backward"], 0.0
         again = by_kind["recompute"] * remat.recomputes(cell)
         durations.append((by_kind["forward"], half + again, rest))
-        start = stop
     return search(durations, num_micro_batches, memory=k), cut
-
-
-_NAMES = ("flops", "bytes")
 
 
 class GivenCosts:
@@ -567,21 +534,20 @@ class GivenCosts:
     Attributes:
         unit: Of the costs; empty for one that the user knows.
         profile: What was measured, or None.
-        source: The layers.
         problems: What is wrong.
     """
 
     def __init__(self, costs: Any, source: Source):
-        self.source, self._given = source, costs
+        self._source, self._given = source, costs
         self.problems: list[str] = []
         self.profile = costs if isinstance(costs, Profile) else None
-        self._is_bytes = isinstance(costs, str) and costs == "bytes"
+        self._name = costs if isinstance(costs, str) else ""
         self._waits = False
         in_pairs = sum(c is not None for c in source.costs)
-        if isinstance(costs, str) and costs == "flops":
+        if self._name == "flops":
             self.unit = "" if in_pairs else "FLOPs"
             return
-        self.unit = "bytes" if self._is_bytes else "s" if self.profile else ""
+        self.unit = "s" if self.profile else self._name
         if in_pairs:
             self.problems.append(
                 "`costs` must say what all layers cost, or nothing. Received: "
@@ -589,25 +555,30 @@ class GivenCosts:
                 "layers by themselves, or leave `costs` out."
             )
         # A run has to show how many steps there are.
-        is_one_each = source.are_steps() or (
-            self.profile is None
-            and isinstance(costs, Sized)
-            and len(costs) == len(source.calls)
+        self._waits = not source.are_steps() and (
+            self.profile is not None
+            or not isinstance(costs, Sized)
+            or len(costs) != len(source.calls)
         )
-        self._waits = not is_one_each
-        numbers = self._numbers(costs) if is_one_each else []
-        if numbers and not self.problems:
+        if self._waits or self._name == "bytes":
+            return
+        try:
+            numbers = self._numbers()
+        except ValueError as error:
+            self.problems.append(str(error))
+        if not self.problems:
             source.costs = numbers
 
-    def _numbers(self, costs: Any) -> list[float]:
-        """Returns a cost for each step; none if not known, or wrong."""
-        if self._is_bytes:
-            return []
-        if self.profile is not None:
-            costs = self.profile.costs()
+    def _numbers(self) -> list[float]:
+        """Returns a cost for each step.
+
+        Raises:
+            ValueError: If it is none of the right numbers.
+        """
+        costs = self.profile.costs() if self.profile else self._given
         is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
         listed = [*costs] if is_list else []
-        num_layers = len(self.source.steps or self.source.calls)
+        num_layers = len(self._source.steps or self._source.calls)
         if len(listed) == num_layers and all(map(is_amount, listed)):
             return [float(value) for value in listed]
         received = f"costs={costs!r}"
@@ -615,13 +586,12 @@ class GivenCosts:
             received = f"a profile of {len(listed)} layers"
         elif is_list:
             received += f" ({len(listed)} numbers)"
-        self.problems.append(
-            f"`costs` must be one of {[*_NAMES]}, what `tfgpipe.profile` "
+        raise ValueError(
+            "`costs` must be one of ['flops', 'bytes'], what `tfgpipe.profile` "
             "returned for these layers, or a list of finite numbers from 0. "
             f"Expected {num_layers} of them (the number of layers). "
             f"Received: {received}. Leave it out to cut by FLOPs."
         )
-        return []
 
     def resolved(self, costs: list[float], spec: Nest) -> list[float]:
         """Returns the costs of the layers, which are built.
@@ -629,18 +599,24 @@ class GivenCosts:
         Raises:
             ValueError: If a profile is one of other layers.
         """
-        if self._waits:
-            costs = self._numbers(self._given)
-            if self.problems:
-                raise ValueError("\n".join(self.problems))
-        if self.profile is None and not self._is_bytes:
+        if self._waits and self._name != "bytes":
+            costs = self._numbers()
+        if self.profile is None and self._name != "bytes":
             return costs
-        placed = Placed(self.source, spec)
+        placed = Placed(self._source, spec)
         if self.profile is not None:
-            names = [layer.name for layer in placed.layers]
-            self.profile.check(names, placed.keys)
+            layers = [layer.name for layer in placed.layers]
+            self.profile.check(layers, placed.keys)
             return costs
-        _check_sizes(placed)
+        for tensor in tree.flatten(spec):
+            if tensor is not None and None in tensor.shape[1:]:
+                raise ValueError(
+                    'costs="bytes" needs layers whose inputs have known sizes. '
+                    f"Received: layer '{placed.layers[0].name}' with an input "
+                    f"of shape {tuple(tensor.shape)}. Make the `keras.Input` "
+                    "with all sizes but the batch's, or measure: "
+                    "`tfgpipe.profile(layers, x).bytes()`."
+                )
         sizes = layer_sizes(placed, slot_bytes_of("adam"))
         kept = kept_sizes([size.memory for size in sizes])
         return [
@@ -650,16 +626,3 @@ class GivenCosts:
             + sum(tensor.at(1) for tensor in of_step)
             for size, of_step in zip(sizes, kept)
         ]
-
-
-def _check_sizes(placed: Placed) -> None:
-    """Refuses a model whose bytes cannot be told."""
-    for tensor in tree.flatten(placed.spec):
-        if tensor is not None and None in tensor.shape[1:]:
-            raise ValueError(
-                'costs="bytes" needs layers whose inputs have known sizes. '
-                f"Received: layer '{placed.layers[0].name}' with an input of "
-                f"shape {tuple(tensor.shape)}. Make the `keras.Input` with "
-                "all sizes but the batch's, or measure: "
-                "`tfgpipe.profile(layers, x).bytes()`."
-            )

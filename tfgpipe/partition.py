@@ -47,7 +47,9 @@ References:
 from __future__ import annotations
 
 import bisect
+import fractions
 import itertools
+import math
 import numbers
 from collections.abc import Collection, Sequence
 
@@ -82,18 +84,17 @@ def partition(costs: Sequence[float], num_partitions: int) -> list[int]:
     >>> partition([0, 0, 0, 0, 0], 2)
     [3, 2]
     """
+    count = as_count(num_partitions)
     if len(costs) == 0:
         raise ValueError(
-            "`costs` must hold the cost of at least one layer. "
-            "Received: an empty list. Pass one cost per layer."
+            "`costs` must hold the cost of at least one layer. Received: an "
+            "empty list."
         )
-    count = as_count(num_partitions)
     if count is None or count > len(costs):
         raise ValueError(
             "`num_partitions` must be a whole number of cells, none of them "
             f"empty. Expected 1 to {len(costs)} (the number of layers). "
-            f"Received: num_partitions={num_partitions!r}. "
-            "Ask for fewer cells, or pass more and smaller layers."
+            f"Received: num_partitions={num_partitions!r}."
         )
     return _cut(costs, count)
 
@@ -168,14 +169,13 @@ def _whole_numbers(costs: Sequence[float]) -> tuple[list[int], bool]:
             "Give every layer a cost in the same unit; 0 if it is negligible."
         )
     ratios = [
-        (int(cost), 1)
-        if isinstance(cost, numbers.Integral)
-        else float(cost).as_integer_ratio()
+        fractions.Fraction(
+            int(cost) if isinstance(cost, numbers.Integral) else float(cost)
+        )
         for cost in costs
     ]
-    # Denominators of floats are powers of two: the largest is a multiple.
-    scale = max(denominator for _, denominator in ratios)
-    return [top * (scale // bottom) for top, bottom in ratios], scale > 1
+    scale = math.lcm(*(ratio.denominator for ratio in ratios))
+    return [int(ratio * scale) for ratio in ratios], scale > 1
 
 
 def _smallest_bound(

@@ -160,18 +160,6 @@ def without_waiting(events: Sequence[Event]) -> list[Event]:
     return simulated(program_of(events), lambda op: seconds[op.task])
 
 
-def mean_time(events: Sequence[Event]) -> float:
-    """Returns the mean duration of a task."""
-    return statistics.fmean(e.end - e.start for e in scheduled(events))
-
-
-def forward_time(events: Sequence[Event]) -> float:
-    """Returns the median duration of a forward task."""
-    return statistics.median(
-        end - start for task, _, start, end in events if task.kind == "forward"
-    )
-
-
 def places(events: Sequence[Event]) -> dict[int, int]:
     """Returns the place of each cell among the cells of its device, from 0."""
     cells: dict[int, set[int]] = {}

@@ -254,7 +254,6 @@ COPIES = {
     "internals/keras",
     "loss/objective",
     "model/gradients",
-    "profiles/profiler",
     "run/chain",
     "run/clock",
     "run/mini_batch",

@@ -263,12 +263,6 @@ def test_bad_count_is_all_that_is_said(name, kwargs):
     assert str(error.value).endswith(f" Received: {name}=0.")
 
 
-def test_bad_count_in_a_strategy_is_all_that_is_said():
-    with tfgpipe.PipelineStrategy(1, 2).scope(), refused("an integer") as error:
-        tfgpipe.GPipe(dense(), "2")
-    assert str(error.value).endswith(" Received: num_partitions='2'.")
-
-
 def test_schedule_alone_gives_cells_and_devices():
     items = [keras.Input((3,)), *dense()]
     both = Schedule(
@@ -281,24 +275,11 @@ def test_schedule_alone_gives_cells_and_devices():
     assert [c.device for c in model.cells()] == ["/device:CPU:3"] * 2
 
 
-def test_interleaved_cells_go_round_the_devices():
-    items = [keras.Input((3,)), *dense(6)]
-    devices = ["CPU:4", "CPU:1"]
-    model = tfgpipe.GPipe(items, 6, schedule="interleaved", devices=devices)
-    found = [cell.device for cell in model.cells()]
-    assert found == ["/device:CPU:4", "/device:CPU:1"] * 3
-
-
 def test_rules_of_remat_that_are_left_out_are_the_default():
     model = tfgpipe.GPipe(dense(), 3, remat={1: "never", np.int64(2): "always"})
     model.build((None, 3))
     rules = ["except_last", "never", "always"]
     assert model.built_for("rules").remat.rules == rules
-
-
-def test_renorm_without_micro_batches_is_fine():
-    items = [keras.Input((3,)), kl.BatchNormalization(renorm=True)]
-    assert tfgpipe.GPipe(items, 1, 1).built
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -308,22 +289,6 @@ def test_numbers_of_numpy_are_numbers():
     assert model.num_micro_batches == 2
     assert model.get_config()["layers_per_cell"] == [1, 2]
     assert tfgpipe.GPipe(dense(), one).num_partitions == 1
-
-
-def test_defaults_are_all_devices_and_one_micro_batch():
-    model = tfgpipe.GPipe(dense(8))
-    model.build((None, 3))
-    assert model.num_partitions == 8
-    assert model.num_micro_batches == 1
-    devices = [device.name for device in tf.config.list_logical_devices()]
-    assert [cell.device for cell in model.cells()] == devices
-
-
-def test_devices_alone_give_the_number_of_cells():
-    model = tfgpipe.GPipe(dense(), devices=["/device:CPU:5", "cpu:2"])
-    model.build((None, 3))
-    devices = [cell.device for cell in model.cells()]
-    assert devices == ["/device:CPU:5", "/device:CPU:2"]
 
 
 # -------------------------------------------------------------------- build
@@ -396,14 +361,6 @@ def test_batch_without_rows_found_later_is_an_error(step):
         tf.errors.InvalidArgumentError, match="must have at least one row"
     ):
         run(model, step, dataset([4, 0, 4]))
-
-
-@pytest.mark.parametrize("step", ["fit", "evaluate"])
-def test_labels_of_another_length_are_an_error(step):
-    with refused(
-        "`y` must have as many rows as `x`.", "4 rows of x and 3 of y"
-    ):
-        run(compiled(pipeline()), step, dataset([4], [3], static=True))
 
 
 @pytest.mark.parametrize("step", ["fit", "evaluate"])

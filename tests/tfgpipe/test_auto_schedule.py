@@ -107,7 +107,7 @@ def test_seconds_are_those_of_a_plan(asked):
     layers = [kl.Dense(3, "tanh") for _ in range(3)]
     source = source_of([keras.Input((3,)), *layers])
     work = sized(source, None, "sgd").by_profile(costs, 4)
-    [one], [two], [three] = work.cells([1, 1, 1])
+    [one], [two], [three] = work.cells((1, 1, 1))
     assert not two.facts.has_halves and three.facts.has_halves
     for own, group in zip(asked[0], (one, two, three)):
         forward, half, rest = own

@@ -49,12 +49,6 @@ def test_layers_are_cut_by_measured_seconds():
     ]
 
 
-def test_layers_per_cell_wins():
-    layers, costs = dense(4, 4, 4), [9, 1, 1]
-    model = tfgpipe.GPipe(layers, 2, costs=costs, layers_per_cell=[2, 1])
-    assert cut(model) == [2, 1]
-
-
 def test_bytes_by_hand():
     layers = [keras.Input((4,)), kl.Dense(3, "relu"), kl.ReLU(), kl.Dense(2)]
     model = tfgpipe.GPipe(layers, 3, costs="bytes")
@@ -90,15 +84,6 @@ def test_bytes_need_known_sizes():
     layers = [keras.Input((None, 4)), kl.Dense(3, name="own")]
     with pytest.raises(ValueError, match=r"'own' .*\(None, None, 4\)"):
         tfgpipe.GPipe(layers, 1, costs="bytes")
-
-
-def test_flops_are_the_default():
-    default, named = (
-        tfgpipe.GPipe(dense(4, 2), 1, **costs).cells()
-        for costs in ({}, {"costs": "flops"})
-    )
-    assert default[0].cost == named[0].cost
-    assert default[0].unit == named[0].unit == "FLOPs"
 
 
 def test_table_shows_the_unit(capsys):

@@ -2,7 +2,9 @@
 
 from tfgpipe.costs.activations import memory_of_steps
 from tfgpipe.costs.layer_size import (
+    Placed,
     bytes_between,
+    example_of,
     layer_sizes,
     num_params,
     row_bytes,
@@ -10,31 +12,10 @@ from tfgpipe.costs.layer_size import (
     weight_sizes,
     with_weights,
 )
-from tfgpipe.costs.placed import Placed, example_of
 from tfgpipe.costs.sizes import (
     Activation,
     Bytes,
-    KeptTensors,
     LayerSize,
     StepMemory,
     kept_sizes,
 )
-
-__all__ = [
-    "Activation",
-    "Bytes",
-    "KeptTensors",
-    "LayerSize",
-    "Placed",
-    "StepMemory",
-    "bytes_between",
-    "example_of",
-    "kept_sizes",
-    "layer_sizes",
-    "memory_of_steps",
-    "num_params",
-    "row_bytes",
-    "slot_bytes_of",
-    "weight_sizes",
-    "with_weights",
-]

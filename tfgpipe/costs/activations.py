@@ -61,11 +61,11 @@ _IN_PLACE = {
 
 def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
     """Returns what each step keeps and needs, for the rows of the graph."""
-    taken = [_Taken(part) for part in parts]
+    taken = [_taken(part) for part in parts]
     traced, count = parts[0].traced, len(parts)
     takers: dict[Any, list[int]] = collections.defaultdict(list)
-    for k, step in enumerate(taken):
-        for ref in step.activations:
+    for k, (activations, _) in enumerate(taken):
+        for ref in activations:
             takers[ref].append(k)
     makers = {t.ref(): -1 for t in [*traced.x, *traced.labels] if t is not None}
 
@@ -95,73 +95,58 @@ def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
         for k in range(first + 1, min(steps[-1] + 1, count)):
             by = steps[bisect.bisect_left(steps, k)] - k
             inputs[k].append(Activation(by, size))
+    makes_gradient = {
+        t.ref(): part.index for part in parts for t in part.gradient_outputs
+    }
+    reaches = [0] * count
+    for part in parts:
+        for tensor in part.gradient_inputs:
+            k = makes_gradient.get(tensor.ref(), part.index)
+            reaches[k] = max(reaches[k], k - part.index)
     return [
-        StepMemory(tuple(before), tuple(step), *rest, reaches)
-        for before, step, rest, reaches in zip(
-            inputs, made_by, (step.sizes() for step in taken), _reaches(parts)
+        StepMemory(tuple(before), tuple(made), *sizes, reach)
+        for before, made, (_, sizes), reach in zip(
+            inputs, made_by, taken, reaches
         )
     ]
 
 
-def _reaches(parts: Sequence[Part]) -> list[int]:
-    """Returns for each step how far back its gradients go at once."""
-    furthest = [0] * len(parts)
-    makers = {
-        t.ref(): part.index for part in parts for t in part.gradient_outputs
-    }
-    for part in parts:
-        for tensor in part.gradient_inputs:
-            k = makers.get(tensor.ref(), part.index)
-            furthest[k] = max(furthest[k], k - part.index)
-    return furthest
+def _taken(part: Part) -> tuple[list[Any], tuple[int, int, int, int]]:
+    """Returns the tensors that the backward pass of a step takes.
 
-
-class _Taken:
-    """The tensors that the backward pass of a step takes.
-
-    Attributes:
-        activations: References of tensors of the forward pass.
+    References of tensors of the forward pass; then `crossing`, `sparse`,
+    `forward` and `backward`, see `StepMemory`.
     """
-
-    def __init__(self, part: Part):
-        self._part = part
-        whole, backward = part.whole, part.backward
-        self._cut = GraphCutter(
-            whole, part.forward | backward, {}, "CPU", backward
-        )
-        weights = [use.tensor for use in part.uses]
-        casts = [t for weight in weights for t in only_cast(weight) or ()]
-        self._free = [*weights, *casts, *part.state]
-        self._dx, self._dw = part.gradient_outputs, tensors(part.dw)
-        self._whole = self._cut.needed([*self._dx, *self._dw], backward)
-        entering = self._cut.entering(
-            self._whole, [*self._dx, *self._dw], self._free
-        )
-        places = part.traced.places
-        self._entering = [t for t in entering if t.op.name in places]
-        self.activations = [
-            *dict.fromkeys(_owner(tensor).ref() for tensor in self._entering)
-        ]
-
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Returns `crossing`, `sparse`, `forward`, `backward`."""
-        part, dx = self._part, self._dx
-        free = {t.ref() for t in self._free} | {*part.whole.captures}
-        needed = _peak(part.operations, free, part.forward_outputs, part.inputs)
-        half = self._cut.needed(dx, part.backward)
-        at_hand = [*self._free, *part.forward_inputs, *self._entering]
-        late = self._cut.entering(self._whole - half, self._dw, at_hand)
-        crossing = _bytes(_owners(late)) if dx else 0
-        slices = [t for d in part.dw for t in tensors([*d.slices.values()])]
-        places = part.whole.places
-        order = sorted(places[name] for name in part.backward)
-        backward = [part.whole.operations[i] for i in order]
-        dead = free | {*self.activations} | _owners(self._dw)
-        # TensorFlow computes the gradients of weights as soon as it can, or
-        # later.
-        late_by = round(crossing / 2)
-        most = _peak(backward, dead, dx, part.gradient_inputs) + late_by
-        return crossing, _bytes(_owners(slices)), needed, most
+    dx, dw = part.gradient_outputs, tensors(part.dw)
+    cut = GraphCutter(
+        part.whole, part.forward | part.backward, {}, "CPU", part.backward
+    )
+    weights = [use.tensor for use in part.uses]
+    casts = [t for weight in weights for t in only_cast(weight) or ()]
+    free = [*weights, *casts, *part.state]
+    whole = cut.needed([*dx, *dw], part.backward)
+    entering = [
+        t
+        for t in cut.entering(whole, [*dx, *dw], free)
+        if t.op.name in part.traced.places
+    ]
+    activations = [*dict.fromkeys(_owner(t).ref() for t in entering)]
+    uncounted = {t.ref() for t in free} | {*part.whole.captures}
+    needed = _peak(
+        part.operations, uncounted, part.forward_outputs, part.inputs
+    )
+    half = cut.needed(dx, part.backward)
+    at_hand = [*free, *part.forward_inputs, *entering]
+    late = cut.entering(whole - half, dw, at_hand)
+    crossing = _bytes(_owners(late)) if dx else 0
+    slices = [t for d in part.dw for t in tensors([*d.slices.values()])]
+    places = sorted(part.whole.places[name] for name in part.backward)
+    backward = [part.whole.operations[i] for i in places]
+    uncounted |= {*activations} | _owners(dw)
+    # TensorFlow computes the gradients of weights as soon as it can, or later.
+    most = _peak(backward, uncounted, dx, part.gradient_inputs)
+    most += round(crossing / 2)
+    return activations, (crossing, _bytes(_owners(slices)), needed, most)
 
 
 def _owner(tensor: tf.Tensor) -> tf.Tensor:

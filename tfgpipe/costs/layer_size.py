@@ -1,27 +1,168 @@
-"""Sizes of layers, by their rows, without allocating any of it.
+"""Sizes of the steps of a model, by their rows, without allocating any of it.
 
-The model is traced for two numbers of rows, into graphs that never run. What
-grows with the rows is a line through both.
+The model runs on shapes, see `cells/outline.py`. A step is what a cell can
+begin with, see `sequence/steps.py`:
+
+    sections    embed | block | attention | dense | block | attention | head
+    steps       embed | block                     | block             | head
+
+It is traced for two numbers of rows, into graphs that never run. What grows
+with the rows is a line through both.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.cells import cell_of_call, shape_trace
 from tfgpipe.costs.activations import memory_of_steps, tensor_bytes
-from tfgpipe.costs.placed import Placed
 from tfgpipe.costs.sizes import Activation, Bytes, LayerSize, StepMemory
 from tfgpipe.devices import placement
-from tfgpipe.graphs import is_continuous, operation_flops
+from tfgpipe.graphs import (
+    Indices,
+    Part,
+    TracedModel,
+    alive,
+    differentiate,
+    is_continuous,
+    operation_flops,
+    part_key,
+    parts_of,
+    without_gradients,
+)
 from tfgpipe.internals import Nest
 
+
+class PlacedStep(NamedTuple):
+    """A step of a model, in its graph.
+
+    Attributes:
+        layer: What it holds, see `SectionCall`.
+        weights: All that it has, and what is read of no layer.
+        part: What it has of the graph, without losses and new state.
+        live: All tensors that are alive before it, which cross if a cell
+            begins here.
+    """
+
+    layer: keras.layers.Layer
+    weights: list[keras.Variable]
+    part: Part
+    live: list[tf.Tensor]
+
+    @property
+    def key(self) -> str:
+        """A text for files: all that is computed, and all weights."""
+        weights = [(tuple(v.shape), v.dtype, v.trainable) for v in self.weights]
+        inputs = {t.ref() for t in self.part.inputs}
+        are_inputs = [t.ref() in inputs for t in self.part.forward_inputs]
+        facts = [are_inputs, repr(weights)]
+        return part_key(self.part, facts, in_process=False)[:32]
+
+
+class Placed:
+    """A model as its steps.
+
+    Their layers are built, without values.
+
+    Args:
+        source: The layers of the model, see `Source`.
+        spec: Nest of `keras.KerasTensor`s that the model takes.
+
+    Attributes:
+        source: The same.
+        spec: The same.
+        steps: In order.
+        layers: The layer of each step.
+        home: Tells which of the steps a call of a layer begins, or None.
+        output: Specs of the outputs, a nest.
+
+    Raises:
+        ValueError: If a layer fails. It is named.
+    """
+
+    def __init__(self, source: Any, spec: Nest):
+        self.source = source
+        self.spec = spec
+        outlined, self.output = source.outlined(spec)
+        self.layers = [step.layer for step in source.steps]
+        self.home = cell_of_call([step] for step in source.steps)
+        self.steps = self._steps(outlined.traced)
+
+    def differentiated(self, rows: int) -> list[PlacedStep]:
+        """Returns the steps for so many rows, with their backward passes.
+
+        Without these, if the model cannot be differentiated: it may be made for
+        `predict`.
+        """
+        source, spec = self.source, example_of(self.spec, rows)
+        traced = shape_trace(source.call, source.layers, spec)
+        return self._steps(traced, are_trained=True)
+
+    @functools.cached_property
+    def keys(self) -> list[str]:
+        """Texts for files, which say what each step computes."""
+        return [step.key for step in self.steps]
+
+    def _steps(
+        self, traced: TracedModel, are_trained: bool = False
+    ) -> list[PlacedStep]:
+        cells = traced.cells_by(self.home)
+        alone = dataclasses.replace(
+            traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
+        )
+        nothing: list[list[Indices]] = [[] for _ in traced.uses]
+        differentiated = None
+        if are_trained:
+            has_gradient = [*map(is_continuous, alone.handed_out)]
+            with contextlib.suppress(Exception):  # of many kinds
+                differentiated = differentiate(alone, has_gradient, [])
+        if differentiated is None:
+            differentiated = without_gradients(alone)
+        parts = parts_of(differentiated, len(self.layers), nothing)
+        steps = zip(self.layers, self._weights(parts), parts, alive(parts))
+        return [PlacedStep(*step) for step in steps]
+
+    def _weights(self, parts: Sequence[Part]) -> list[list[keras.Variable]]:
+        known = [v for layer in self.layers for v in layer.variables]
+        held = {*map(id, known + internals.seeds_of(self.source.layers))}
+        by_step = []
+        for layer, part in zip(self.layers, parts):
+            taken = {t.ref() for t in part.forward_inputs}
+            read = [use.variable for use in part.uses]
+            read += [v for v, t in part.traced.state if t.ref() in taken]
+            others = {id(v): v for v in read if id(v) not in held}
+            by_step.append([*layer.weights, *others.values()])
+        return by_step
+
+
+def example_of(spec: Nest, rows: int, size: int | None = None) -> Any:
+    """Returns a nest of specs of batches for so many rows.
+
+    Sizes that are not known become `size`.
+    """
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, keras.KerasTensor) or not leaf.shape:
+            return leaf
+        sizes = [size if d is None else d for d in leaf.shape[1:]]
+        return keras.KerasTensor((rows, *sizes), leaf.dtype)
+
+    return tree.map_structure(one, spec)
+
+
+# -------------------------------------------------------------- sizes of steps
 # A row more must show, and a layer may fail on a single one.
 _ROWS = (2, 4)
 
@@ -37,11 +178,15 @@ def layer_sizes(
     `num_slot_bytes` tells what the optimizer keeps for a variable.
     """
     with internals.outside_functions():
-        few, many = map(_steps_for, [placed] * 2, _ROWS)
+        by_rows = [placed.differentiated(rows) for rows in _ROWS]
+    memory = [memory_of_steps([s.part for s in steps]) for steps in by_rows]
     sizes = []
-    for some, more, (layer, weights) in zip(few, many, with_weights(placed)):
+    for steps, needs, (layer, weights) in zip(
+        zip(*by_rows), zip(*memory), with_weights(placed)
+    ):
         flops, live, floats = (
-            _line(pair).at(1) for pair in zip(some[:3], more[:3])
+            _line([*map(count, steps)]).at(1)
+            for count in (_flops, _live_bytes, _float_bytes)
         )
         sizes.append(
             LayerSize(
@@ -51,33 +196,23 @@ def layer_sizes(
                 flops=flops,
                 live_bytes=live,
                 float_bytes=floats,
-                memory=_memory_line(some[3], more[3]),
-                dtype=some[4],
+                memory=_memory_line(*needs),
+                dtype=_dtype(steps[0].part.operations),
             )
         )
     return sizes
 
 
-def _steps_for(
-    placed: Placed, rows: int
-) -> list[tuple[float, int, int, StepMemory, str]]:
-    """Returns what each step needs for so many rows.
+def _flops(step: PlacedStep) -> float:
+    return sum(map(operation_flops, step.part.operations))
 
-    FLOPs, bytes of what is alive before it, of what of that may have a
-    gradient, what its tasks need, and the dtype of most FLOPs.
-    """
-    steps = placed.differentiated(rows)
-    memory = memory_of_steps([step.part for step in steps])
-    return [
-        (
-            sum(map(operation_flops, step.part.operations)),
-            sum(map(tensor_bytes, step.live)),
-            sum(map(tensor_bytes, filter(is_continuous, step.live))),
-            needs,
-            _dtype(step.part.operations),
-        )
-        for step, needs in zip(steps, memory)
-    ]
+
+def _live_bytes(step: PlacedStep) -> int:
+    return sum(map(tensor_bytes, step.live))
+
+
+def _float_bytes(step: PlacedStep) -> int:
+    return sum(map(tensor_bytes, filter(is_continuous, step.live)))
 
 
 def _dtype(operations: Sequence[tf.Operation]) -> str:
@@ -92,24 +227,16 @@ def _dtype(operations: Sequence[tf.Operation]) -> str:
 
 def _memory_line(few: StepMemory, many: StepMemory) -> StepMemory:
     """Returns the sizes as `Bytes`, by those for `_ROWS`."""
-
-    def lines(
-        some: Sequence[Activation], more: Sequence[Activation]
-    ) -> tuple[Activation, ...]:
-        return tuple(
+    lines: dict[str, Any] = {
+        name: tuple(
             Activation(a.by, _line((a.size, b.size)))
-            for a, b in zip(some, more)
+            for a, b in zip(getattr(few, name), getattr(many, name))
         )
-
-    return StepMemory(
-        lines(few.inputs, many.inputs),
-        lines(few.made, many.made),
-        _line((few.crossing, many.crossing)),
-        _line((few.sparse, many.sparse)),
-        _line((few.forward, many.forward)),
-        _line((few.backward, many.backward)),
-        few.reaches,
-    )
+        for name in ("inputs", "made")
+    }
+    for name in ("crossing", "sparse", "forward", "backward"):
+        lines[name] = _line((getattr(few, name), getattr(many, name)))
+    return few._replace(**lines)
 
 
 def bytes_between(placed: Placed, rows: int) -> int:
@@ -244,7 +371,17 @@ def _slots(
         tf.device("CPU:0"),
         internals.names_kept(),
     ):
-        twin = _twin(optimizer)
+        try:
+            config = copy.deepcopy(optimizer.get_config())
+            twin = type(optimizer).from_config(config)
+        except Exception as error:
+            raise ValueError(
+                "`optimizer` must be one that can be made again of what its "
+                "`get_config` returns, so that its slots can be counted. "
+                f"Received: {optimizer!r}, and this {type(error).__name__}: "
+                f"{error}. Pass the name of one with as many slots, such as "
+                "'adam'."
+            ) from error
         weight = keras.Variable("zeros", shape=shape, dtype=dtype)
         twin.build([weight])
     return [
@@ -252,17 +389,3 @@ def _slots(
         for part in internals.with_inner(twin)
         for slot in internals.slots(part, weight)
     ]
-
-
-def _twin(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """Returns an equal optimizer that is not built."""
-    try:
-        config = copy.deepcopy(optimizer.get_config())
-        return type(optimizer).from_config(config)
-    except Exception as error:
-        raise ValueError(
-            "`optimizer` must be one that can be made again of what its "
-            "`get_config` returns, so that its slots can be counted. Received: "
-            f"{optimizer!r}, and this {type(error).__name__}: {error}. Pass "
-            "the name of one with as many slots, such as 'adam'."
-        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -107,41 +106,3 @@ def kept_sizes(steps: Sequence[StepMemory]) -> list[list[Any]]:
         [tensor.size for tensor in of_step if k + tensor.by < count]
         for k, of_step in enumerate(by_step)
     ]
-
-
-class KeptTensors:
-    """The activations of layers, for micro-batches of so many rows."""
-
-    def __init__(self, layers: Sequence[StepMemory], rows: float):
-        self._inputs = [
-            [(tensor.by, tensor.size.at(rows)) for tensor in layer.inputs]
-            for layer in layers
-        ]
-        sizes = [
-            [tensor.size.at(rows) for tensor in layer.made] for layer in layers
-        ]
-        self._num = [*itertools.accumulate(map(len, sizes), initial=0)]
-        self._bytes = [*itertools.accumulate(map(sum, sizes), initial=0.0)]
-        # Those that only layers from one on take: by whom they are made.
-        self._late: list[list[tuple[int, float]]] = [[] for _ in self._num]
-        for i, layer in enumerate(layers):
-            for tensor in layer.made:
-                for stop in range(i + 1, i + tensor.by + 1):
-                    self._late[stop].append((i, tensor.size.at(rows)))
-
-    def before(self, start: int, stop: int) -> float:
-        """Returns the bytes of the inputs that some layers take."""
-        first_other = stop + (stop == len(self._inputs)) - start
-        return sum(n for by, n in self._inputs[start] if by < first_other)
-
-    def made(self, start: int, stop: int) -> tuple[int, float]:
-        """Returns how many others they take, and their bytes.
-
-        The loss, behind the last layer, is taken to keep the outputs.
-        """
-        is_last = stop == len(self._inputs)
-        late = [n for i, n in self._late[stop] if i >= start and not is_last]
-        return (
-            self._num[stop] - self._num[start] - len(late),
-            self._bytes[stop] - self._bytes[start] - sum(late),
-        )

@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.arguments import Arguments
+from tfgpipe.arguments import DEFAULTS, Arguments
 from tfgpipe.checks import checked_counts, checked_path
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.internals import Nest
@@ -215,25 +215,13 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         name: str | None = None,
         **kwargs: Any,
     ):
+        given = {**locals()}
         strategy = strategy_lib.current()
         arguments = Arguments(
             layers,
-            num_partitions,
-            1 if num_micro_batches is None else num_micro_batches,
-            devices,
-            layers_per_cell,
-            schedule,
-            remat,
-            remat_groups,
-            gradient_dtype,
-            skip_nonfinite,
-            skip_outliers,
-            costs,
             None if strategy is None else strategy.devices,
-            trial,
-            weights_on,
-            head_parts,
-            shards,
+            costs,
+            **{name: given[name] for name in DEFAULTS},
         )
         for method in ("call", "__call__"):
             if getattr(type(self), method) is not getattr(GPipe, method):

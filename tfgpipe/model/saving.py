@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import inspect
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
-from tfgpipe.arguments import Arguments
+from tfgpipe.arguments import DEFAULTS
 from tfgpipe.checks import as_count, checked_bool, checked_path
 from tfgpipe.devices import names as device_names
 from tfgpipe.devices import placement
@@ -47,13 +46,6 @@ def _warn_of_unlisted(model: keras.Model) -> None:
         )
 
 
-# Arguments of `GPipe` that `load_model` may change.
-_CHANGEABLE = {*inspect.signature(Arguments.__init__).parameters} - {
-    "self",
-    "layers",
-    "costs",
-    "replicas",
-}
 _NONE_IS_A_VALUE = {"gradient_dtype", "skip_outliers"}
 
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
@@ -106,7 +98,7 @@ def load_model(
     """
     checked_path("path", path)
     path = os.fspath(path)
-    of_keras = {k: changes.pop(k) for k in [*changes] if k not in _CHANGEABLE}
+    of_keras = {k: changes.pop(k) for k in [*changes] if k not in DEFAULTS}
     changes |= {
         "num_partitions": num_partitions,
         "num_micro_batches": num_micro_batches,

@@ -1,6 +1,5 @@
 """Numbers of a training: what `callbacks.PipelineMonitor` tells, and advice."""
 
-from tfgpipe.monitor import device_memory
 from tfgpipe.monitor.advice import (
     Layout,
     advise,
@@ -8,7 +7,6 @@ from tfgpipe.monitor.advice import (
     ideal_bubbles,
     layout_of,
 )
-from tfgpipe.monitor.device_memory import accelerator_mib, peak_mib
 from tfgpipe.monitor.event_log import (
     EventLog,
     Record,
@@ -20,29 +18,10 @@ from tfgpipe.monitor.measurements import (
     Measured,
     Rates,
     TimedStep,
+    accelerator_mib,
     flops_of_example,
+    host_bytes,
+    peak_mib,
     tokens_of_example,
     typical,
 )
-
-__all__ = [
-    "EventLog",
-    "Layout",
-    "Measured",
-    "Rates",
-    "Record",
-    "TimedStep",
-    "accelerator_mib",
-    "advise",
-    "chrome_trace",
-    "device_memory",
-    "flops_of_example",
-    "ideal_bubble",
-    "ideal_bubbles",
-    "layout_of",
-    "peak_mib",
-    "plot_cells",
-    "save_picture",
-    "tokens_of_example",
-    "typical",
-]

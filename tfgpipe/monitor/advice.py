@@ -6,7 +6,8 @@ measured seconds are shared out over its layers by their costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe import timeline
@@ -17,15 +18,6 @@ from tfgpipe.schedules import SCHEDULES, Schedule
 # slowest is this much quicker then; a larger ideal bubble than this is worth
 # more micro-batches.
 _UNEVEN, _GAIN, _LARGE = 1.1, 0.05, 0.1
-
-
-class _Move(NamedTuple):
-    """Layers that go from the end of a cell to its neighbour."""
-
-    layers: list[str]
-    target: int
-    counts: list[int]
-    largest: float
 
 
 def advise(
@@ -43,36 +35,38 @@ def advise(
     # What costs most comes first: uneven cells, then devices that wait between
     # tasks which are too short, then too few micro-batches.
     seconds = timeline.cell_seconds(events, layout.numbers)
-    mean = sum(seconds) / len(seconds)
+    mean = statistics.fmean(seconds)
     slowest = max(range(len(seconds)), key=seconds.__getitem__)
     ratio = seconds[slowest] / mean if mean else 1.0
     takes = f"cell {slowest} takes {ratio:.2f} times the mean"
     move = _best_move(slowest, seconds, layout) if ratio > _UNEVEN else None
     if move is not None:
+        largest, said = move
         return (
-            f"{takes}: move {_named(move.layers)} to cell {move.target} "
-            f"(layers_per_cell={move.counts}), and the slowest would take "
-            f"about {move.largest / mean:.2f} times the mean"
+            f"{takes}: {said}, and the slowest would take about "
+            f"{largest / mean:.2f} times the mean"
         )
     bubble = timeline.bubble(events)
     alone = timeline.bubble(timeline.without_waiting(events))
-    least = "" if ideal is None else f", ideal {ideal(num_micro_batches):.0%}"
+    now = None if ideal is None else ideal(num_micro_batches)
+    least = "" if now is None else f", ideal {now:.0%}"
+    each = statistics.fmean(e.end - e.start for e in timeline.scheduled(events))
     waits = (
         f"bubble {bubble:.0%}{least}: devices wait between tasks, which take "
-        f"{timeline.seconds(timeline.mean_time(events))} on average; without "
-        f"that it would be {alone:.0%}. Larger micro-batches would help: more "
-        "rows in a mini-batch, or fewer micro-batches"
+        f"{timeline.seconds(each)} on average; without that it would be "
+        f"{alone:.0%}. Larger micro-batches would help: more rows in a "
+        "mini-batch, or fewer micro-batches"
     )
     if bubble - alone > max(alone, _LARGE):
         return waits
     # Four a device, from where on the bubble is negligible in the paper.
     more = min(4 * (1 + max(layout.devices)), most_micro_batches)
-    if ideal is not None and more > num_micro_batches:
-        before, after = ideal(num_micro_batches), ideal(more)
-        if min(before, bubble) > _LARGE and after < before:
+    if ideal is not None and now is not None and more > num_micro_batches:
+        after = ideal(more)
+        if min(now, bubble) > _LARGE and after < now:
             return (
                 f"bubble {bubble:.0%}, ideal at M = {num_micro_batches}: "
-                f"{before:.0%}: more micro-batches would help, "
+                f"{now:.0%}: more micro-batches would help, "
                 f"num_micro_batches={more} has an ideal of {after:.0%}"
             )
     if ratio > _UNEVEN:
@@ -80,7 +74,7 @@ def advise(
     if bubble - alone > _LARGE:
         return waits
     why = ""
-    if ideal is not None and bubble - ideal(num_micro_batches) > _LARGE:
+    if now is not None and bubble - now > _LARGE:
         why = ", as tasks of a kind do not take equal times in all cells"
     return (
         f"balanced: {takes}, and is the slowest; bubble "
@@ -88,53 +82,46 @@ def advise(
     )
 
 
-def _named(layers: Sequence[str]) -> str:
-    if len(layers) == 1:
-        return f"layer '{layers[0]}'"
-    return f"layers '{layers[0]}' to '{layers[-1]}'"
-
-
 def _best_move(
     cell: int, seconds: Sequence[float], layout: Layout
-) -> _Move | None:
-    """Returns what makes the slowest cell quickest, and no device busier."""
-    enough, busiest = (1 - _GAIN) * max(seconds), _busiest(seconds, layout)
-    moves = [
-        move
-        for move, after in _moves(cell, seconds, layout)
-        if move.largest <= enough and _busiest(after, layout) <= busiest
-    ]
-    return min(moves, key=lambda move: move.largest, default=None)
+) -> tuple[float, str] | None:
+    """Returns what makes the slowest cell quickest, and no device busier.
 
-
-def _busiest(seconds: Sequence[float], layout: Layout) -> float:
-    """Returns the most seconds of all devices."""
-    total = [0.0] * (1 + max(layout.devices))
-    for device, of_cell in zip(layout.devices, seconds):
-        total[device] += of_cell
-    return max(total)
-
-
-def _moves(
-    cell: int, seconds: Sequence[float], layout: Layout
-) -> Iterator[tuple[_Move, list[float]]]:
-    """Yields what a cell can give, and the seconds of all cells after."""
+    The seconds of the slowest cell then, and the move of layers to a neighbour.
+    """
     names, costs = layout.layers[cell], layout.costs[cell]
     total, groups = sum(costs), layout.numbers.count(0)
     shares = [c / total if total else 1 / len(costs) for c in costs]
+
+    def busiest(of_cells: Sequence[float]) -> float:
+        of_devices = [0.0] * (1 + max(layout.devices))
+        for device, taken in zip(layout.devices, of_cells):
+            of_devices[device] += taken
+        return max(of_devices)
+
+    moves = []
     #     | a b | c d e | f |      back: c, or c d;  on: e, or d e
-    for target in (cell - 1, cell + 1):
-        if not 0 <= target < len(seconds):
-            continue
+    targets = (k for k in (cell - 1, cell + 1) if 0 <= k < len(seconds))
+    for target in targets:
         for count in range(1, len(names) - groups + 1):
             moving = slice(count) if target < cell else slice(-count, None)
             moved = seconds[cell] * sum(shares[moving])
-            after, counts = list(seconds), [*map(len, layout.layers)]
+            after, counts = [*seconds], [*map(len, layout.layers)]
             after[cell] -= moved
             after[target] += moved
             counts[cell] -= count
             counts[target] += count
-            yield _Move(names[moving], target, counts, max(after)), after
+            first, *_, last = names[moving] * 2
+            named = f"layer '{first}'"
+            if count > 1:
+                named = f"layers '{first}' to '{last}'"
+            is_worth = max(after) <= (1 - _GAIN) * max(seconds)
+            if is_worth and busiest(after) <= busiest(seconds):
+                said = (
+                    f"move {named} to cell {target} (layers_per_cell={counts})"
+                )
+                moves.append((max(after), said))
+    return min(moves, key=lambda move: move[0], default=None)
 
 
 class Layout(NamedTuple):

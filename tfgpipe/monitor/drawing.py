@@ -8,9 +8,9 @@ Colours are of Okabe and Ito: colour-blind people tell them apart.
 Reference: [Okabe and Ito, 2008](https://jfly.uni-koeln.de/color/)
 """
 
-import io
 import math
 import pathlib
+import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
-from PIL import Image
 
 from tfgpipe import timeline
 from tfgpipe.files import put_in_place
 from tfgpipe.run import Event
 
-# Inches: of a row, left and right of all, above and below them, a line of text.
-_ROW, _LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 0.44, 1.5, 1.5, 0.68, 0.62, 0.2
+_ROW, _LINE, _MARGINS = 0.44, 0.2, 3.0  # inches: a row, a line of text, beside
 _HEIGHT = 0.84  # of a box, in rows
 _FONT_SIZE = 7.0
 _DIGIT = 0.64  # width of a digit in font sizes; most letters have less
@@ -132,60 +130,24 @@ class Picture(NamedTuple):
         with matplotlib.style.context(["default", _SETTINGS]):
             figure = self.figure()
             for path in paths:
+                kind = path.suffix.removeprefix(".")
+                # A date would make equal pictures differ.
+                metadata = {"Date": None} if kind == "svg" else None
                 with put_in_place(path) as beside:
-                    if path.suffix == ".png":
-                        _save_png(figure, beside)
-                    else:  # a date would make equal pictures differ
-                        figure.savefig(
-                            beside, format="svg", metadata={"Date": None}
-                        )
+                    figure.savefig(
+                        beside, format=kind, dpi=160, metadata=metadata
+                    )
 
     def figure(self) -> Figure:
         """Returns the figure."""
-        columns = int(72 * self.width / (9.5 * _DIGIT))
-        lines = textwrap.wrap(self.subtitle, columns)
-        above = _TOP + _LINE * len(lines)
+        lines = textwrap.wrap(self.subtitle, int(12 * self.width))
         legend_lines = math.ceil(len(self.legend) / _LEGEND_COLUMNS)
-        below = _BOTTOM + _LINE * legend_lines
-        width = _LEFT + self.width + _RIGHT
-        height = above + _ROW * len(self.rows) + below
-        figure = Figure((width, height))
+        height = 1.0 + _ROW * len(self.rows)
+        height += _LINE * (len(lines) + legend_lines)
+        figure = Figure((self.width + _MARGINS, height), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_axes(
-            (
-                _LEFT / width,
-                below / height,
-                self.width / width,
-                _ROW * len(self.rows) / height,
-            )
-        )
-        self._draw_axes(axes)
-        for index, row in enumerate(self.rows):
-            self._draw_row(axes, index, row)
-        for index, line in enumerate([self.title, *lines]):
-            figure.text(
-                _LEFT / width,
-                1 - (0.26 + _LINE * index) / height,
-                line,
-                fontsize=9.5 if index else 13,
-                va="center",
-            )
-        figure.legend(
-            handles=[
-                patches.Patch(color=color, label=text)
-                for text, color in self.legend.items()
-            ],
-            loc="lower left",
-            bbox_to_anchor=(_LEFT / width, 0.1 / height),
-            ncols=_LEGEND_COLUMNS,
-            frameon=False,
-            fontsize=9,
-            borderaxespad=0,
-            borderpad=0,
-        )
-        return figure
-
-    def _draw_axes(self, axes: Axes) -> None:
+        axes = figure.subplots()
+        axes.set_title("\n".join([self.title, *lines]), loc="left", fontsize=10)
         axes.set_xlim(0, self.length)
         axes.set_ylim(len(self.rows) - 0.5, -0.5)
         axes.set_yticks(range(len(self.rows)), [r.label for r in self.rows])
@@ -197,63 +159,49 @@ class Picture(NamedTuple):
         if self.mark is not None:
             place, name = self.mark
             axes.axvline(place, color="black", lw=1, ls="--", clip_on=False)
-            axes.annotate(
-                name,
-                (place, 1),
-                (2, 3),
-                ("data", "axes fraction"),
-                "offset points",
-                ha="right",
-                fontsize=8,
-            )
+            axes.text(place, -0.5, name, ha="right", va="bottom", fontsize=8)
+        for index, row in enumerate(self.rows):
+            self._draw_row(axes, index, row)
+        figure.legend(
+            handles=[
+                patches.Patch(color=color, label=text)
+                for text, color in self.legend.items()
+            ],
+            loc="outside lower left",
+            ncols=_LEGEND_COLUMNS,
+            frameon=False,
+            fontsize=9,
+        )
+        return figure
 
     def _draw_row(self, axes: Axes, index: int, row: Row) -> None:
         background = Box(0, self.filled, _IDLE, (), f"row-{index}")
         for box in (background, *row.boxes):
             points = 72 * self.width * box.width / self.length
-            axes.add_patch(
-                patches.Rectangle(
-                    (box.start, index - box.height / 2),
-                    box.width,
-                    box.height,
-                    facecolor=box.color,
-                    edgecolor="white",
-                    linewidth=min(0.6, points / 8),
-                    gid=box.name,
-                )
+            axes.barh(
+                index,
+                box.width,
+                box.height,
+                box.start,
+                color=box.color,
+                edgecolor="white",
+                linewidth=min(0.6, points / 8),
+                gid=box.name,
             )
             room = 0.9 * points / (_DIGIT * _FONT_SIZE)
-            fitting = [text for text in box.labels if len(text) <= room]
-            if fitting:
+            middle = box.start + box.width / 2
+            for text in [t for t in box.labels if len(t) <= room][:1]:
                 axes.text(
-                    box.start + box.width / 2,
+                    middle,
                     index,
-                    fitting[0],
+                    text,
                     ha="center",
                     va="center_baseline",
                     fontsize=_FONT_SIZE,
                     color=_ink(box.color),
                 )
-        axes.annotate(
-            row.note,
-            (1, index),
-            (6, 0),
-            ("axes fraction", "data"),
-            "offset points",
-            va="center",
-            fontsize=8,
-        )
-
-
-def _save_png(figure: Figure, path: str) -> None:
-    """Writes pixels of 256 colours: a third of the bytes, and as good."""
-    with io.BytesIO() as pixels:
-        figure.savefig(pixels, format="png", dpi=160)
-        image = Image.open(pixels).convert("RGB")
-    few = image.quantize(
-        256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-    )
-    few.save(path, "PNG", optimize=True)
+        note = f"  {row.note}"
+        axes.text(self.length, index, note, va="center", fontsize=8)
 
 
 def _ink(color: str) -> str:
@@ -278,14 +226,18 @@ def timeline_picture(
     """
     total = max(event.end for event in events)
     places = timeline.places(events)
-    last = max(places.values())
+    last = max(places.values()) or 1
+    shades = {
+        kind: LinearSegmentedColormap.from_list(kind, colors)
+        for kind, colors in TASK_COLORS.items()
+    }
     rows = []
     for device, share in enumerate(timeline.idle_shares(events)):
         boxes = [
             Box(
                 start,
                 end_of_task - start,
-                _shade(task.kind, places.get(task.cell, 0), last),
+                to_hex(shades[task.kind](places.get(task.cell, 0) / last)),
                 () if task.kind == "update" else (str(task.micro_batch),),
                 f"{task.kind}-{task.cell}-{task.micro_batch}",
                 0.5 if task.kind == "recompute" else _HEIGHT,
@@ -302,8 +254,12 @@ def timeline_picture(
     }
     legend["idle"] = _IDLE
     unit, factor = ("s", 1) if total >= 10 else ("ms", 1000)
-    lighter = "; the first cells of a device are the darkest" if last else ""
-    slots = total / max(timeline.forward_time(events), 0.001 * total)
+    is_shaded = max(places.values()) > 0
+    lighter = "; the first cells of a device are the darkest" * is_shaded
+    forward = statistics.median(
+        end - start for task, _, start, end in events if task.kind == "forward"
+    )
+    slots = total / max(forward, 0.001 * total)
     return Picture(
         rows,
         total,
@@ -316,12 +272,6 @@ def timeline_picture(
         None if ideal is None else (ideal, "ideal end"),
         width=min(max(0.11 * slots, 8.8), 18.0),
     )
-
-
-def _shade(kind: str, place: int, last: int) -> str:
-    """Returns the colour of a task in one of the cells of a device."""
-    shades = LinearSegmentedColormap.from_list(kind, TASK_COLORS[kind])
-    return to_hex(shades(place / last if last else 0.0))
 
 
 def cells_picture(model: Any) -> Picture:

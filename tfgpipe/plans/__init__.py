@@ -9,19 +9,3 @@ from tfgpipe.plans.prediction import (
 )
 from tfgpipe.plans.search import PlanProblem, prediction_that_fits
 from tfgpipe.plans.workload import MACHINES, Machine
-
-__all__ = [
-    "MACHINES",
-    "DeviceMemory",
-    "Machine",
-    "Plan",
-    "PlanProblem",
-    "Prediction",
-    "Setting",
-    "SizedModel",
-    "machine_here",
-    "plan",
-    "predict",
-    "prediction_that_fits",
-    "sized",
-]

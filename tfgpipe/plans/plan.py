@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +15,7 @@ from keras import tree
 
 from tfgpipe import inputs as inputs_lib
 from tfgpipe import internals
-from tfgpipe.arguments import Arguments, check_groups
+from tfgpipe.arguments import DEFAULTS, Arguments, check_groups
 from tfgpipe.cells import num_columns
 from tfgpipe.checks import (
     as_count,
@@ -38,7 +38,6 @@ from tfgpipe.internals import Nest
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import (
     PlanProblem,
-    even_cut,
     fastest_settings,
     smallest,
 )
@@ -49,7 +48,7 @@ from tfgpipe.plans.workload import (
     machine_of,
     seconds_by_flops,
 )
-from tfgpipe.profiles import LayerSeconds, Profile, aligned
+from tfgpipe.profiles import Profile, aligned
 from tfgpipe.schedules import CHUNKS, SCHEDULES, devices_for
 from tfgpipe.sequence import (
     Source,
@@ -114,8 +113,19 @@ class Plan:
             ValueError: If the plan has replicas, and this is not called in the
                 scope of a strategy that has them.
         """
-        setting = self.best.setting
-        self._check_scope(setting.num_replicas)
+        setting, current = self.best.setting, strategy.current()
+        wanted = setting.num_replicas, setting.num_devices
+        in_scope = None
+        if current is not None:
+            in_scope = current.num_replicas, current.num_partitions
+        if in_scope != wanted and (in_scope or setting.num_replicas > 1):
+            raise ValueError(
+                f"A plan with {wanted[0]} replicas of {wanted[1]} devices must "
+                "be used in the scope of a strategy that has them. Received: "
+                f"the scope of {'none' if current is None else current}. Write "
+                "`with plan.strategy().scope():` around the making of the "
+                "model, or plan with num_replicas=1."
+            )
         arguments = setting.arguments
         # By itself, `GPipe` takes the first K accelerators, or all.
         is_needed = self.names_are_given or CHUNKS[setting.schedule] is None
@@ -135,49 +145,25 @@ class Plan:
             device_bytes: The most that each device has held; none if not
                 measured.
         """
-        told = []
-        if step_seconds is not None:
-            planned = self.step_seconds
-            told.append(
-                f"a step takes {step_seconds:.3g} s, {planned:.3g} s planned "
-                f"({step_seconds / planned - 1:+.0%})"
-            )
+        told = "the bytes of these devices are not counted"
         if device_bytes:
             held, most = max(device_bytes), max(self.device_bytes)
-            told.append(
+            told = (
                 f"the fullest device held {_mib(held)}, {_mib(most)} planned "
                 f"({held / most - 1:+.0%})"
             )
-        else:
-            told.append("the bytes of these devices are not counted")
-        return f"The plan, and what was measured: {'; '.join(told)}."
+        if step_seconds is not None:
+            planned = self.step_seconds
+            told = (
+                f"a step takes {step_seconds:.3g} s, {planned:.3g} s planned "
+                f"({step_seconds / planned - 1:+.0%}); {told}"
+            )
+        return f"The plan, and what was measured: {told}."
 
     def strategy(self) -> PipelineStrategy:
         """Makes a strategy of the plan's replicas, on the plan's devices."""
-        setting = self.best.setting
-        count = setting.num_replicas * setting.num_devices
-        return PipelineStrategy(
-            setting.num_replicas,
-            setting.num_devices,
-            self.device_names[:count],
-        )
-
-    def _check_scope(self, num_replicas: int) -> None:
-        current = strategy.current()
-        wanted = (num_replicas, self.best.setting.num_devices)
-        in_scope = None
-        if current is not None:
-            in_scope = current.num_replicas, current.num_partitions
-        if in_scope != (
-            None if num_replicas == 1 and in_scope is None else wanted
-        ):
-            raise ValueError(
-                f"A plan with {wanted[0]} replicas of {wanted[1]} devices must "
-                "be used in the scope of a strategy that has them. Received: "
-                f"the scope of {'none' if current is None else current}. Write "
-                "`with plan.strategy().scope():` around the making of the "
-                "model, or plan with num_replicas=1."
-            )
+        shape = self.best.setting.num_replicas, self.best.setting.num_devices
+        return PipelineStrategy(*shape, self.device_names[: math.prod(shape)])
 
     def __str__(self) -> str:
         """Returns the table."""
@@ -225,16 +211,14 @@ class Plan:
                 return "does not fit"
             fits = max(choice.device_bytes) <= limit * (1 - self.margin)
             return "the plan" if fits else "needs some of the margin"
-        more = choice.step_seconds / best.step_seconds - 1
         causes = {
-            f"bubble {choice.bubble:.0%}": choice.bubble * choice.step_seconds
-            - best.bubble * best.step_seconds,
-            "computes more again": choice.recompute_seconds
-            - best.recompute_seconds,
-            "update and exchange": choice.update_seconds - best.update_seconds,
-            "slower tasks": choice.busy_seconds - best.busy_seconds,
+            f"bubble {choice.bubble:.0%}": lambda p: p.bubble * p.step_seconds,
+            "computes more again": lambda p: p.recompute_seconds,
+            "update and exchange": lambda p: p.update_seconds,
+            "slower tasks": lambda p: p.busy_seconds,
         }
-        return f"{more:+.1%}: {max(causes, key=causes.__getitem__)}"
+        cause = max(causes, key=lambda c: causes[c](choice) - causes[c](best))
+        return f"{choice.step_seconds / best.step_seconds - 1:+.1%}: {cause}"
 
 
 # -------------------------------------------------------- how one is made
@@ -318,24 +302,24 @@ def plan(
     (rows,) = checked_counts(batch_size=batch_size)
     # With a profile, the machine tells only how fast it sends and updates.
     known = None if machine is None else machine_of(machine)
-    if profile is not None and not isinstance(profile, Profile):
+    if profile is None:
+        known = known or machine_here()
+        if known is None:
+            raise ValueError(
+                "`profile` or `machine` must be given: a plan needs seconds, "
+                "and this computer has no GPU of a kind that "
+                "`tfgpipe.MACHINES` knows. Received: neither. Measure, "
+                "`profile=tfgpipe.profile(layers, x)`, or say what the devices "
+                "are, such as machine='a100'."
+            )
+    elif not isinstance(profile, Profile):
         raise ValueError(
             "`profile` must be what `tfgpipe.profile` returns. Received: "
             f"{profile!r}. Read a file by `tfgpipe.Profile.load(path)`; a "
             "machine is given as `machine=`."
         )
-    if profile is None and known is None:
-        known = machine_here()
-    if profile is None and known is None:
-        raise ValueError(
-            "`profile` or `machine` must be given: a plan needs seconds, and "
-            "this computer has no GPU of a kind that `tfgpipe.MACHINES` knows. "
-            "Received: neither. Measure, `profile=tfgpipe.profile(layers, x)`, "
-            "or say what the devices are, such as machine='a100'; see "
-            "`tfgpipe.MACHINES`."
-        )
     if setting is not None:
-        setting = checked_setting(setting)
+        setting = _checked_setting(setting)
         devices = setting.pop("devices") or devices
     names, are_given = _devices(devices)
     num_devices = len(names)
@@ -368,12 +352,15 @@ def plan(
             planned = tuple(f"{kind}:{i}" for i in range(num_devices))
         model = sized(source, inputs, optimizer, planned)
         if profile is not None:
-            profile.check([size.name for size in model.sizes], model.keys)
+            placed, spec = model.placed, source.input_spec
+            if spec is not None and spec is not placed.spec:
+                placed = Placed(source, spec)  # the keys are for these inputs
+            profile.check([size.name for size in model.sizes], placed.keys)
 
     def workload_of(rows: float) -> Workload:
         if profile is not None:
             return model.by_profile(profile, rows)
-        return model.by_flops(machine_of(known), rows, jit_compile)
+        return model.by_flops(machine_of(known or ""), rows, jit_compile)
 
     # The search asks for the same workloads and cuts again and again.
     problem = PlanProblem(
@@ -392,39 +379,32 @@ def plan(
         if not choices:
             _raise_nothing_fits(problem, model, limit or math.inf, margin)
     else:
-        wanted = user_setting(
-            problem, layers, names, setting, source.steps_per_cell
-        )
+        wanted = _user_setting(problem, layers, names, setting, source)
         choices = [predict(problem.workload_for(wanted), wanted, known)]
-    if profile is not None:
-        _warn_of_guesses(profile, choices[0].setting, rows)
     best = choices[0].setting
-    is_compiled = problem.workload_for(best).is_compiled
-    cells = f"cells {'' if is_compiled else 'not '}compiled by XLA"
+    workload = problem.workload_for(best)
+    if profile is not None:
+        profile.warn_if_spread()
+        largest = math.ceil(workload.rows)
+        if largest > profile.rows[-1]:
+            warnings.warn(
+                f"The plan has micro-batches of {largest} rows, and the "
+                f"profile was measured with up to {profile.rows[-1]}: what "
+                "they take is a guess, on a line. Measure with as many: "
+                "`tfgpipe.profile(layers, x, micro_batch_sizes=[..., "
+                f"{largest}])`.",
+                stacklevel=2,
+            )
+    cells = f"cells {'' if workload.is_compiled else 'not '}compiled by XLA"
     basis = f"seconds as measured, {cells}"
     if known is not None and profile is None:
         basis = f"seconds from FLOPs on {known.name}, {cells}"
     elif known is not None:
-        per_task = rows / (best.num_replicas * best.num_micro_batches)
-        by_flops = model.by_flops(known, per_task, is_compiled)
+        by_flops = model.by_flops(known, workload.rows, workload.is_compiled)
         guess = predict(by_flops, best, known).step_seconds
         ratio = choices[0].step_seconds / guess
         basis += f", {ratio:.2g} times those from FLOPs on {known.name}"
     return Plan(tuple(choices), rows, names, are_given, limit, basis, margin)
-
-
-def _warn_of_guesses(profile: Profile, setting: Setting, rows: int) -> None:
-    """Says where a profile does not tell what was asked."""
-    profile.warn_if_spread()
-    largest = -(-rows // (setting.num_replicas * setting.num_micro_batches))
-    if largest > profile.rows[-1]:
-        warnings.warn(
-            f"The plan has micro-batches of {largest} rows, and the profile "
-            f"was measured with up to {profile.rows[-1]}: what they take is a "
-            "guess, on a line. Measure with as many: `tfgpipe.profile(layers, "
-            f"x, micro_batch_sizes=[..., {largest}])`.",
-            stacklevel=3,
-        )
 
 
 def machine_here() -> Machine | None:
@@ -459,9 +439,8 @@ def _devices(devices: object) -> tuple[tuple[str, ...], bool]:
 
 def _replicas(num_replicas: int | None, num_devices: int) -> tuple[int, ...]:
     if num_replicas is None:
-        return tuple(
-            r for r in range(1, num_devices + 1) if num_devices % r == 0
-        )
+        counts = range(1, num_devices + 1)
+        return tuple(r for r in counts if num_devices % r == 0)
     (count,) = checked_counts(num_replicas=num_replicas)
     if count > num_devices:
         raise ValueError(
@@ -475,54 +454,30 @@ def _raise_nothing_fits(
     problem: PlanProblem, model: SizedModel, limit: float, margin: float
 ) -> None:
     """Says what would fit, and which layer is largest."""
-    sizes, layers = model.sizes, model.placed.layers
-    largest, layer = max(
-        zip(sizes, layers, strict=True),
-        key=lambda pair: _held_for_weights(pair[0]),
-    )
+    held = [
+        size.weight_bytes + size.slot_bytes + size.gradient_bytes
+        for size in model.sizes
+    ]
+    largest = held.index(max(held))
     nearest = smallest(problem)
-    setting = nearest.setting
-    cures = [*_cures(problem), "make layers smaller"]
-    if num_columns(layer, 2):
+    told = [
+        f"{name}={value!r}"
+        for name, value in nearest.setting.arguments.items()
+        if name not in ("layers_per_cell", "head_parts")
+    ]
+    cures = ["use more devices", "pass a smaller batch", "make layers smaller"]
+    if num_columns(model.placed.layers[largest], 2):
         cures.append("pass `shards` of that layer to `GPipe`, without a plan")
     raise ValueError(
         "`memory_limit` must be enough for some number of cells and "
         f"micro-batches. Received: {_mib(limit)} for each of "
         f"{problem.num_devices} devices, of which margin={margin} leaves "
         f"{_mib(problem.limit)}, and batch_size={problem.batch_size}. "
-        "The nearest needs "
-        f"{_mib(max(nearest.device_bytes))}: "
-        f"num_partitions={setting.num_partitions}, num_micro_batches="
-        f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
-        f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}, "
-        f"weights_on={setting.weights_on!r}. The largest layer is "
-        f"'{largest.name}', whose weights, slots and gradients take "
-        f"{_mib(_held_for_weights(largest))}. "
-        f"To make it fit, {', or '.join(cures)}."
+        f"The nearest needs {_mib(max(nearest.device_bytes))}: "
+        f"{', '.join(told)}. The largest layer is "
+        f"'{model.sizes[largest].name}', whose weights, slots and gradients "
+        f"take {_mib(held[largest])}. To make it fit, {', or '.join(cures)}."
     )
-
-
-def _cures(problem: PlanProblem) -> Iterator[str]:
-    """Says with how many devices, or which rows, a plan is predicted to fit."""
-    replicas = min(problem.num_replicas)
-
-    def fits(**changed: int) -> bool:
-        replaced: dict[str, Any] = {"num_replicas": (replicas,), **changed}
-        nearest = smallest(dataclasses.replace(problem, **replaced))
-        return max(nearest.device_bytes) <= problem.limit
-
-    count = 2 * problem.num_devices
-    while count <= problem.num_layers * replicas:
-        if fits(num_devices=count):
-            yield f"use {count} devices"
-            break
-        count *= 2
-    rows = problem.batch_size // 2
-    while rows >= replicas:
-        if fits(batch_size=rows):
-            yield f"pass batch_size={rows}"
-            break
-        rows //= 2
 
 
 def _mib(count: float) -> str:
@@ -531,50 +486,42 @@ def _mib(count: float) -> str:
     return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.3g} MiB"
 
 
-def _held_for_weights(size: LayerSize) -> int:
-    return size.weight_bytes + size.slot_bytes + size.gradient_bytes
-
-
-# What it may have, and what `GPipe` takes for what it has not; but one group.
-_DEFAULTS = {
-    "num_partitions": None,
-    "num_micro_batches": 1,
-    "layers_per_cell": None,
-    "schedule": "gpipe",
-    "remat": "except_last",
-    "remat_groups": None,
-    "head_parts": 1,
-    "weights_on": "devices",
-    "devices": None,
+# Arguments of `GPipe` that change nothing that is predicted.
+_OF_NO_EFFECT = {
+    "gradient_dtype",
+    "shards",
+    "skip_nonfinite",
+    "skip_outliers",
+    "trial",
 }
 
 
-def checked_setting(setting: Any) -> dict[str, Any]:
+def _checked_setting(setting: object) -> dict[str, Any]:
     """Returns the arguments that the user gives, and defaults for the others.
 
     Raises:
         ValueError: If they are not such arguments of `GPipe`.
     """
-    if isinstance(setting, Mapping) and {*setting} <= {*_DEFAULTS}:
-        return {**_DEFAULTS, **setting}
+    known = [*DEFAULTS.keys() - _OF_NO_EFFECT]
+    if isinstance(setting, Mapping) and {*setting} <= {*known}:
+        return {**DEFAULTS, **setting}
     raise ValueError(
-        f"`setting` must be a dict with some of {[*_DEFAULTS]}. Received: "
+        f"`setting` must be a dict with some of {sorted(known)}. Received: "
         f"setting={setting!r}. The other arguments of `GPipe` do not change "
         "what is predicted."
     )
 
 
-def user_setting(
+def _user_setting(
     problem: PlanProblem,
     layers: Any,
     names: Sequence[str],
-    arguments: dict[str, Any],
-    count_steps: Callable[[Sequence[int]], list[int]],
+    arguments: Mapping[str, Any],
+    source: Source,
 ) -> Setting:
     """Returns the setting of a `GPipe` of these arguments.
 
-    `names` are of all devices; `given` is what `checked_setting` returned,
-    without the devices; `count_steps` is `Source.steps_per_cell`.
+    `names` are of all devices.
 
     Raises:
         ValueError: If `GPipe` would refuse it.
@@ -588,16 +535,11 @@ def user_setting(
     schedule = checked_choice("schedule", arguments["schedule"], SCHEDULES)
     # The devices of a replica, no more than K cells can use.
     devices = names[: len(names) // replicas]
-    k = as_count(arguments["num_partitions"])
-    if k is not None:
-        devices = devices[: max(1, devices_for(schedule, k, len(devices)))]
-    checked = Arguments(
-        layers,
-        devices=None,
-        gradient_dtype=None,
-        replicas=[devices],
-        **arguments,
-    )
+    wanted = as_count(arguments["num_partitions"])
+    if wanted is not None:
+        most = devices_for(schedule, wanted, len(devices))
+        devices = devices[: max(1, most)]
+    checked = Arguments(layers, [devices], **{**arguments, "devices": None})
     k, m = checked.num_partitions, checked.num_micro_batches
     rows = problem.batch_size // replicas
     if m > rows:
@@ -605,31 +547,27 @@ def user_setting(
             "`num_micro_batches` must be at most the rows of a mini-batch in "
             f"each replica, {rows}. Received: num_micro_batches={m}."
         )
-    counts = checked.layers_per_cell
     if k > problem.num_layers:
         raise ValueError(too_many_cells(k, problem.num_layers))
-    rules = checked.rules
-    workload = problem.workload(replicas, m)
-    if counts is None:
-        recomputes = any(map(rules.recomputes, range(k)))
-        cut = even_cut(problem, workload, k, m, recomputes)
-    else:
-        cut = tuple(count_steps(counts))
-    groups = checked.remat_groups
-    check_groups(groups or 1, cut)
-    if groups is None and not workload.is_compiled:
-        groups = 1
-    return Setting(
+    cut = checked.layers_per_cell and source.steps_per_cell(
+        checked.layers_per_cell
+    )
+    made = Setting(
         replicas,
         len(devices),
-        cut,
+        tuple(cut or [1] * k),
         m,
         schedule,
-        tuple(rules.rules),
-        groups,
+        tuple(checked.rules.rules),
+        checked.remat_groups,
         checked.head_parts,
         checked.weights_on,
     )
+    even = problem.evenly_cut(made)
+    if cut:
+        even = even._replace(layers_per_cell=tuple(cut))
+    check_groups(even.remat_groups or 1, even.layers_per_cell)
+    return even
 
 
 # ------------------------------------------------- what is known of the layers
@@ -648,19 +586,6 @@ class SizedModel(NamedTuple):
     output_bytes: int
     devices: tuple[str, ...] = ()
 
-    @property
-    def source(self) -> Source:
-        """The source of the layers."""
-        source: Source = self.placed.source
-        return source
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the layers, for the inputs that the model declares."""
-        spec = self.source.input_spec
-        is_own = spec is None or spec is self.placed.spec
-        return (self.placed if is_own else Placed(self.source, spec)).keys
-
     def cut(
         self,
         costs: Sequence[float],
@@ -668,7 +593,7 @@ class SizedModel(NamedTuple):
         regions: Sequence[int] | None = None,
     ) -> list[int]:
         """Returns the steps of each cell, as `GPipe` cuts by their costs."""
-        return [*self.source.cut(costs, num_partitions, regions)]
+        return [*self.placed.source.cut(costs, num_partitions, regions)]
 
     def by_flops(
         self, machine: Machine, rows: float, jit_compile: bool | str = "auto"
@@ -677,39 +602,37 @@ class SizedModel(NamedTuple):
         if not tf.config.experimental.tensor_float_32_execution_enabled():
             machine = machine.without_tf32()
         seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
-        last = seconds[-1].of  # the loss behind it is taken to keep its outputs
+        last = seconds[-1]  # the loss behind it is taken to keep its outputs
         last["recompute_last"] = last["recompute"]
         if jit_compile == "auto":
             jit_compile = device_names.has_accelerator(self.devices) and all(
                 inner.supports_jit
-                for layer in self.source.layers
+                for layer in self.placed.source.layers
                 for inner in internals.flat_layers(layer)
             )
-        must = device_names.only_compiles(self.devices)
-        compiles = bool(jit_compile) or must
+        compiles = jit_compile or device_names.only_compiles(self.devices)
         return self.workload(seconds, machine.task_seconds, rows, compiles)
 
     def by_profile(self, profile: Profile, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds as measured."""
-        return self.workload(
-            profile.layer_seconds(rows),
-            profile.call_seconds,
-            rows,
-            profile.jit_compile,
-        )
+        seconds = profile.layer_seconds(rows), profile.call_seconds
+        return self.workload(*seconds, rows, profile.jit_compile)
 
     def workload(
         self,
-        seconds: Sequence[LayerSeconds],
+        seconds: Sequence[Mapping[str, float]],
         task_seconds: float,
         rows: float,
-        is_compiled: bool = False,
+        is_compiled: object = False,
     ) -> Workload:
         """Returns the layers with their seconds, for so many rows."""
+        placed = self.placed
 
-        def regions_of(m: int, recomputes: bool) -> list[int]:
-            spec = self.placed.spec
-            return region_bounds(self.source, spec, m, recomputes, self.devices)
+        @functools.cache
+        def regions(m: int, recomputes: bool) -> list[int]:
+            return region_bounds(
+                placed.source, placed.spec, m, recomputes, self.devices
+            )
 
         return Workload(
             self.sizes,
@@ -717,7 +640,7 @@ class SizedModel(NamedTuple):
             seconds,
             task_seconds,
             rows,
-            functools.cache(regions_of) if is_compiled else None,
+            regions if is_compiled else None,
         )
 
 
@@ -753,43 +676,38 @@ def _checked_inputs(source: Source, inputs: Nest) -> Any:
             "Received: inputs=None. Let a list begin with "
             "`keras.Input(shape)`, or pass `inputs=keras.Input(shape)`."
         )
-    for leaf in tree.flatten(spec):
-        if leaf is not None and not isinstance(leaf, keras.KerasTensor):
-            raise ValueError(
-                "`inputs` must hold `keras.Input`s. Received: "
-                f"{leaf!r} in inputs={inputs!r}. Pass `keras.Input(shape)`, "
-                "where `shape` is a row's."
-            )
-        if leaf is not None and None in leaf.shape[1:]:
-            raise ValueError(
-                "`inputs` must have known sizes: what layers take depends on "
-                f"them. Received: an input of shape {tuple(leaf.shape)}. Pass "
-                "`inputs` of the sizes that are usual, such as "
-                f"`keras.Input((512,))`, in the structure {_names_in(spec)}."
-            )
+    leaves = [leaf for leaf in tree.flatten(spec) if leaf is not None]
+    if not all(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+        raise ValueError(
+            f"`inputs` must hold `keras.Input`s. Received: inputs={inputs!r}. "
+            "Pass `keras.Input(shape)`, where `shape` is a row's."
+        )
+    opened = [leaf for leaf in leaves if None in leaf.shape[1:]]
+    if opened:
+        names = tree.map_structure(
+            lambda leaf: getattr(leaf, "name", leaf), spec
+        )
+        raise ValueError(
+            "`inputs` must have known sizes: what layers take depends on them. "
+            f"Received: an input of shape {tuple(opened[0].shape)}. Pass "
+            "`inputs` of the sizes that are usual, such as "
+            f"`keras.Input((512,))`, in the structure {names}."
+        )
     if inputs is None or declared is None:
         return spec
+    expected = tree.flatten(declared)
     try:
         spec = source.arranged(inputs)
-    except ValueError as error:
-        raise ValueError(
-            "`inputs` must be the inputs of the model. Received: "
-            f"inputs={inputs!r}. Pass {_names_in(declared)} in this structure."
-        ) from error
-    expected, received = tree.flatten(declared), tree.flatten(spec)
-    is_other = any(
-        not internals.is_optional(a) if b is None else a.dtype != b.dtype
-        for a, b in zip(expected, received)
-    )
-    if is_other or inputs_lib.unlike(spec, declared):
+        is_right = not inputs_lib.unlike(spec, declared) and all(
+            internals.is_optional(a) if b is None else a.dtype == b.dtype
+            for a, b in zip(expected, tree.flatten(spec))
+        )
+    except ValueError:
+        is_right = False
+    if not is_right:
         raise ValueError(
             "`inputs` must be the inputs of the model, with sizes where it "
-            f"has None. Expected: {expected}. Received: {received}. Change "
+            f"has None. Expected: {declared}. Received: {inputs!r}. Change "
             "them, or leave `inputs` out if all sizes are known."
         )
     return spec
-
-
-def _names_in(spec: Nest) -> str:
-    """Returns a nest of tensors as a text, with their names."""
-    return str(tree.map_structure(lambda leaf: leaf.name, spec))

@@ -22,6 +22,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tfgpipe.plans.workload import CellNeeds, Machine, Workload
 from tfgpipe.schedules import (
     KINDS,
@@ -72,8 +74,7 @@ def predict(
 
     Without a machine, sending and updating take no time.
     """
-    by_cell = setting.cells(workload)
-    groups = _at_shares(by_cell, setting)
+    groups = [*itertools.chain(*setting.cells(workload))]
     program = setting.program(workload)
     # There are no sums yet to which these add gradients.
     first: dict[int, int] = {}
@@ -85,17 +86,16 @@ def predict(
             there.add((op.cell, op.micro_batch))
 
     def duration(op: Op) -> float:
-        group = groups[op.cell]
-        if KINDS[op.kind].lane != "compute":
+        group, kind = groups[op.cell], KINDS[op.kind]
+        if kind.lane != "compute":
             sent = group.kept - group.kept_inputs
             return 0.0 if machine is None else sent / machine.host_bandwidth
         seconds = group.seconds[op.kind]
-        takes = KINDS[op.kind].sends == "gradients"
         # It computes first what the forward pass has dropped.
         is_missing = (op.cell, op.micro_batch) not in there
-        if takes and is_missing and op.kind != "head":
+        if kind.sends == "gradients" and is_missing and op.kind != "head":
             seconds += group.seconds["recompute"]
-        if KINDS[op.kind].ends and first[op.cell] == op.micro_batch:
+        if kind.ends and first[op.cell] == op.micro_batch:
             seconds -= group.addition
         return max(0.0, seconds)
 
@@ -112,46 +112,48 @@ def predict(
     #     device 1      F0 F1 B1 B0 u          u: the update, each by itself
     times = program.simulate(duration, link)
     # Seconds by device: in tasks, in recomputations, and until the last end.
-    busy, again, free = ([0.0] * program.num_devices for _ in range(3))
+    busy, again, free = np.zeros((3, program.num_devices))
     for op, (start, end) in zip(program.ops, times):
         busy[op.device] += (end - start) * (KINDS[op.kind].lane == "compute")
         again[op.device] += (end - start) * (op.kind == "recompute")
         free[op.device] = end
-    updates = [
-        _update_seconds(of_device, setting.num_replicas, machine)
-        for of_device in by_device(by_cell, setting)
-    ]
-    if setting.weights_on != "devices" and machine is not None:
-        free = [
-            max(end, _sent_bytes(ops, groups) / machine.host_bandwidth)
-            for end, ops in zip(free, program.by_device)
-        ]
-        updates = [_host_update_seconds(groups, machine)] * len(free)
-    length = max(free)
+    if machine is None:
+        updates = np.zeros(program.num_devices)
+    elif setting.weights_on == "devices":
+        replicas = setting.num_replicas
+        of_devices = by_device(setting.cells(workload), setting)
+        updates = np.array(
+            [_update_seconds(g, replicas, machine) for g in of_devices]
+        )
+    else:
+        # The host gets all gradients; its memory is as fast as its links.
+        moved = sum(2 * (g.gradients + g.weights + g.slots) for g in groups)
+        updates = np.full(len(free), moved / machine.host_bandwidth)
+        sent = [_sent_bytes(ops, groups) for ops in program.by_device]
+        free = np.maximum(free, np.array(sent) / machine.host_bandwidth)
+    length = free.max()
     return Prediction(
         setting,
-        max(end + update for end, update in zip(free, updates)),
-        1 - sum(busy) / (program.num_devices * length) if length else 0.0,
-        max(again),
-        (sum(busy) - sum(again)) / program.num_devices,
-        max(updates),
+        float((free + updates).max()),
+        float(1 - busy.mean() / length) if length else 0.0,
+        float(again.max()),
+        float(np.mean(busy - again)),
+        float(updates.max()),
         memory(workload, setting),
     )
 
 
 def _update_seconds(
-    groups: Sequence[CellNeeds], num_replicas: int, machine: Machine | None
+    groups: Sequence[CellNeeds], num_replicas: int, machine: Machine
 ) -> float:
     """Reads gradients, reads and writes weights and slots; replicas share it.
 
-    Each replica sends what others own of the gradients, and gets their weights.
+    Each replica sends what others have of the gradients, and gets their
+    weights.
     """
-    if machine is None:
-        return 0.0
-    weights = sum(group.weights for group in groups)
-    slots = sum(group.slots for group in groups)
     gradients = sum(group.gradients for group in groups)
-    moved = (gradients + 2 * weights + 2 * slots) / num_replicas
+    others = sum(2 * (group.weights + group.slots) for group in groups)
+    moved = (gradients + others) / num_replicas
     sent = 2 * gradients * (num_replicas - 1) / num_replicas
     latency = machine.latency if num_replicas > 1 else 0.0
     return moved / machine.memory_bandwidth + sent / machine.bandwidth + latency
@@ -171,20 +173,6 @@ def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
             sent += groups[op.cell].weights
         held = [*held[-1:], op.cell]
     return sent
-
-
-def _host_update_seconds(
-    groups: Sequence[CellNeeds], machine: Machine
-) -> float:
-    """Returns the seconds of an update on the host, which gets all gradients.
-
-    Its memory is taken to be as fast as its links.
-    """
-    moved = sum(
-        2 * group.gradients + 2 * group.weights + 2 * group.slots
-        for group in groups
-    )
-    return moved / machine.host_bandwidth
 
 
 class DeviceMemory(NamedTuple):
@@ -211,11 +199,10 @@ class DeviceMemory(NamedTuple):
 def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
     """Predicts what each device holds at its peak."""
     cells = setting.cells(workload)
-    groups = _at_shares(cells, setting)
+    groups = [*itertools.chain(*cells)]
     program = setting.program(workload)
     by_device_memory = []
     for ops, of_device in zip(program.by_device, by_device(cells, setting)):
-        activations, working = _peak(ops, groups)
         slots = sum(group.slots for group in of_device)
         weights = [group.weights for group in of_device]
         gradients = [group.gradients for group in of_device]
@@ -229,24 +216,10 @@ def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
                 sum(weights),
                 -(-slots // setting.num_replicas),  # shared out
                 sum(gradients),
-                round(activations),
-                round(working),
+                *map(round, _peak(ops, groups)),
             )
         )
     return by_device_memory
-
-
-def _at_shares(
-    cells: Sequence[Sequence[CellNeeds]], setting: Setting
-) -> list[CellNeeds]:
-    """Returns the groups of all cells, where some keep a share alone."""
-    return [
-        group
-        if isinstance(rule, str) or group.facts.is_head
-        else group.at_share(rule)
-        for rule, of_cell in zip(setting.remat, cells, strict=True)
-        for group in of_cell
-    ]
 
 
 def _peak(
@@ -349,14 +322,23 @@ class Setting(NamedTuple):
     weights_on: str = "devices"
 
     def cells(self, workload: Workload) -> list[list[CellNeeds]]:
-        """Returns the needs of the groups of each cell."""
+        """Returns the needs of the groups of each cell, at their shares."""
         regions: Sequence[int] = ()
         if workload.regions_of is not None and self.weights_on == "devices":
             m = self.num_micro_batches
             regions = workload.regions_of(m, self.recomputes)
-        return workload.cells(
-            self.layers_per_cell, self.remat_groups, self.head_parts, regions
+        cells = workload.cells(
+            self.layers_per_cell,
+            self.remat_groups,
+            self.head_parts,
+            tuple(regions),
         )
+        return [
+            groups
+            if isinstance(rule, str)
+            else [g if g.facts.is_head else g.at_share(rule) for g in groups]
+            for rule, groups in zip(self.remat, cells, strict=True)
+        ]
 
     @property
     def recomputes(self) -> bool:
@@ -399,12 +381,12 @@ class Setting(NamedTuple):
         """Returns what runs in a replica."""
         # A search asks for the same again and again, before it goes to the
         # next: the memory of a program, then its seconds.
-        facts = (
+        facts = tuple(
             tuple(group.facts for group in groups)
             for groups in self.cells(workload)
         )
         of_replica = self._replace(num_replicas=1)
-        return _program(of_replica, tuple(facts), workload.is_compiled)
+        return _program(of_replica, facts, workload.is_compiled)
 
 
 @functools.lru_cache(maxsize=2)
@@ -415,15 +397,13 @@ def _program(
     rules = dict(enumerate(setting.remat))
     num_groups = [*map(len, by_cell)]
     remat = Remat.by_group(rules, num_groups, (), facts[-1].is_head)
+    m = setting.num_micro_batches
     if compiled:
-        remat = remat.compiled(setting.num_micro_batches)
+        remat = remat.compiled(m)
     schedule = _schedule(
-        setting.schedule,
-        setting.num_devices,
-        setting.num_micro_batches,
-        setting.chunks,
+        setting.schedule, setting.num_devices, m, setting.chunks
     )
-    return lower(lambda _: schedule, facts, remat, [schedule.num_micro_batches])
+    return lower(lambda _: schedule, facts, remat, [m])
 
 
 @functools.lru_cache(maxsize=2)

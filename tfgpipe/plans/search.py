@@ -16,7 +16,7 @@ what it costs:
 2. cells that do not fit compute again what they must: all but one micro-batch,
    or all; then in groups of layers. Or what they keep goes to the host, if that
    is faster. Or a wide head goes in parts, if that is;
-3. the cut is that with the fastest slowest cell of those that fit.
+3. the cells are even in seconds and bytes, or in bytes.
 
 If the weights are too large for all that, they are on the host, and each device
 has more cells: as many as it has two of at a time.
@@ -27,14 +27,14 @@ Pure Python: nothing here knows TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+
+import numpy as np
 
 from tfgpipe.plans.prediction import Prediction, Setting, memory, predict
-from tfgpipe.plans.workload import CellNeeds, Machine, Workload
+from tfgpipe.plans.workload import Machine, Workload
 from tfgpipe.schedules import CHUNKS, Rule
 
 # "breadth_first" is as fast as "interleaved" and holds more.
@@ -59,11 +59,6 @@ _MOST_ON_HOST = 8_000  # each with a transfer, at worst
 NEAR = 1.02
 
 
-class _Candidate(NamedTuple):
-    bound: float
-    setting: Setting
-
-
 def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     """Returns the settings nearly as fast as the fastest, then the others.
 
@@ -71,13 +66,6 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     comes in the order of its time. At most `count`, of those that fit. If none
     does, weights are on the host.
     """
-    on_devices = _fastest(problem, count)
-    if on_devices or not problem.has_host:
-        return on_devices
-    return _fastest(dataclasses.replace(problem, weights_on="host"), count)
-
-
-def _fastest(problem: PlanProblem, count: int) -> list[Prediction]:
     predictions: list[Prediction] = []
     # In the order of what their time is not below: from some on, none can be
     # faster than what was found.
@@ -95,45 +83,38 @@ def _fastest(problem: PlanProblem, count: int) -> list[Prediction]:
                 key=lambda p: (p.step_seconds, max(p.device_bytes))
             )
     if not predictions:
-        return []
-    near = [
-        p
-        for p in predictions
-        if p.step_seconds <= NEAR * predictions[0].step_seconds
-    ]
+        if not problem.has_host or problem.weights_on == "host":
+            return []
+        away = dataclasses.replace(problem, weights_on="host")
+        return fastest_settings(away, count)
+    limit = NEAR * predictions[0].step_seconds
+    near = [p for p in predictions if p.step_seconds <= limit]
     first = min(near, key=lambda p: p.setting.num_micro_batches)
     others = [p for p in predictions if p is not first]
     return [first, *others][:count]
 
 
-def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
+def _candidates(problem: PlanProblem) -> Iterator[tuple[float, Setting]]:
+    """Yields settings, each with the seconds that it is not below."""
     is_away = problem.weights_on != "devices"
     most = _MOST_ON_HOST if is_away else _MOST_TASKS
+    all_layers = problem.workload_of(1.0).cell(0, problem.num_layers)
     for replicas, d in _grids(problem):
-        if not weights_fit(problem, replicas, d):
+        # The weights of all layers, shared out.
+        slots = all_layers.slots / replicas
+        held = all_layers.weights + slots + all_layers.gradients
+        if held / d > problem.limit and not is_away:
             continue
-        for m in _micro_batches(problem.batch_size // replicas, d):
-            shapes = _SHAPES if d > 1 else [("gpipe", 1)]
-            if is_away:
-                shapes = _HOST_SHAPES
-            workload = problem.workload(replicas, m)
-            for schedule, chunks in shapes:
-                if d * chunks > problem.num_layers:
-                    continue
-                if 3 * m * d * chunks > most:
-                    continue
-                cut = even_cut(problem, workload, d * chunks, m)
-                setting = Setting(
-                    replicas,
-                    d,
-                    cut,
-                    m,
-                    schedule,
-                    ("never",) * len(cut),
-                    remat_groups=None if workload.is_compiled else 1,
-                    weights_on=problem.weights_on,
-                )
-                yield _Candidate(_bound(workload, setting), setting)
+        shapes = _SHAPES if d > 1 else [("gpipe", 1)]
+        for m, (schedule, chunks) in itertools.product(
+            _micro_batches(problem.batch_size // replicas, d),
+            _HOST_SHAPES if is_away else shapes,
+        ):
+            k = d * chunks
+            if k <= problem.num_layers and 3 * m * k <= most:
+                setting = problem.setting(replicas, d, k, m, "never")
+                setting = setting._replace(schedule=schedule)
+                yield _bound(problem.workload_for(setting), setting), setting
 
 
 def _grids(problem: PlanProblem) -> Iterator[tuple[int, int]]:
@@ -152,26 +133,6 @@ def _micro_batches(rows: int, num_devices: int) -> list[int]:
     powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
     multiples = [num_devices * i for i in (1, 2, 3, 4, 8)]
     return sorted({*powers, *(m for m in multiples if m <= most)})
-
-
-def even_cut(
-    problem: PlanProblem,
-    workload: Workload,
-    k: int,
-    m: int,
-    recomputes: bool = False,
-) -> tuple[int, ...]:
-    """Returns the cut into k cells that are even in seconds.
-
-    Where XLA compiles, they begin at the regions of m micro-batches.
-    """
-    regions = None
-    if workload.regions_of is not None:
-        regions = tuple(workload.regions_of(m, recomputes))
-    # Proportional costs are cut alike, so that one cut serves many settings.
-    total = sum(workload.costs) or 1.0
-    whole = tuple(round(1e9 * cost / total) for cost in workload.costs)
-    return tuple(problem.cut(whole, k, regions))
 
 
 def _bound(workload: Workload, setting: Setting) -> float:
@@ -193,9 +154,9 @@ def _bound(workload: Workload, setting: Setting) -> float:
         busy[device] += m * (f + b) - more
     if setting.chunks > 1:
         return max(busy)
-    is_split = setting.schedule in ("zero_bubble", "zero_bubble_2p")
-    back = [b - more for b, more in zip(backward, added)]
-    way = forward if is_split else [f + b for f, b in zip(forward, back)]
+    way = forward
+    if setting.schedule not in ("zero_bubble", "zero_bubble_2p"):
+        way = [f + b - more for f, b, more in zip(forward, backward, added)]
     before = itertools.accumulate(way, initial=0.0)
     return max(cell + more for cell, more in zip(busy, before))
 
@@ -205,23 +166,15 @@ def smallest(problem: PlanProblem) -> Prediction:
 
     Weights are on the host, if they may be.
     """
-    rows = problem.batch_size // min(problem.num_replicas)
+    if problem.has_host:
+        problem = dataclasses.replace(problem, weights_on="host")
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])
     chunks = [c for _, c in _HOST_SHAPES if c * d <= problem.num_layers]
     k = max([1, *chunks]) * d
-    counts = _micro_batches(rows, d)
+    counts = _micro_batches(problem.batch_size // min(problem.num_replicas), d)
     m = max([1, *(n for n in counts if 3 * n * k <= _MOST_ON_HOST)])
-    workload = problem.workload(replicas, m)
-    setting = Setting(
-        replicas,
-        d,
-        even_cut(problem, workload, k, m, recomputes=True),
-        m,
-        "breadth_first",
-        ("always",) * k,
-        remat_groups=None if workload.is_compiled else 1,
-        weights_on="host" if problem.has_host else "devices",
-    )
+    setting = problem.setting(replicas, d, k, m, "always")
+    workload = problem.workload_for(setting)
     groups = [n for n in GROUPS if n <= min(setting.layers_per_cell)]
     parts = [HEAD_PARTS] if m > 1 and workload.is_wide else []
     settings = [
@@ -238,6 +191,9 @@ def smallest(problem: PlanProblem) -> Prediction:
 RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
 
 GROUPS = (2, 4, 8, 16)
+
+# Of bytes in what is even, where cells that are even in seconds do not fit.
+_SHARES = (0.5, 1.0)
 
 # Of a wide head, and the rows that there are for them.
 HEAD_PARTS = 4
@@ -272,14 +228,39 @@ class PlanProblem:
     has_host: bool = True
     weights_on: str = "devices"
 
-    def workload(self, num_replicas: int, num_micro_batches: int) -> Workload:
-        """Returns the layers, for so many micro-batches of each replica."""
-        parts = num_replicas * num_micro_batches
-        return self.workload_of(self.batch_size / parts)
-
     def workload_for(self, setting: Setting) -> Workload:
         """Returns the layers, for the micro-batches of a setting."""
-        return self.workload(setting.num_replicas, setting.num_micro_batches)
+        parts = setting.num_replicas * setting.num_micro_batches
+        return self.workload_of(self.batch_size / parts)
+
+    def setting(
+        self, replicas: int, d: int, k: int, m: int, rule: Rule
+    ) -> Setting:
+        """Returns the setting of k even cells that one rule is for."""
+        at = self.weights_on
+        setting = Setting(
+            replicas, d, (1,) * k, m, "breadth_first", (rule,) * k, None, 1, at
+        )
+        return self.evenly_cut(setting)
+
+    def evenly_cut(self, setting: Setting, share: float = 0.0) -> Setting:
+        """Returns the setting with cells that are even in seconds.
+
+        A `share` of what is to be even is bytes. Where XLA compiles, cells
+        begin at regions; else there is a group, if none are asked for.
+        """
+        workload = self.workload_for(setting)
+        regions = None
+        if workload.regions_of is not None:
+            m = setting.num_micro_batches
+            regions = tuple(workload.regions_of(m, setting.recomputes))
+        # Proportional costs are cut alike: one cut serves many settings.
+        seconds = np.array(workload.costs) / (sum(workload.costs) or 1.0)
+        costs = (1 - share) * seconds + share * workload.shares_of_bytes
+        whole = tuple((1e9 * costs).round().astype(int).tolist())
+        cut = tuple(self.cut(whole, setting.num_partitions, regions))
+        groups = setting.remat_groups or (1 if regions is None else None)
+        return setting._replace(layers_per_cell=cut, remat_groups=groups)
 
     @property
     def limit(self) -> float:
@@ -287,14 +268,19 @@ class PlanProblem:
         return math.inf if self.memory_limit is None else self.memory_limit
 
 
+def _fits(problem: PlanProblem, setting: Setting) -> bool:
+    held = memory(problem.workload_for(setting), setting)
+    return max(device.total for device in held) <= problem.limit
+
+
 def prediction_that_fits(
     problem: PlanProblem, setting: Setting
 ) -> Prediction | None:
     """Predicts a setting that is changed until it fits; None if none does."""
     whole = _that_fits(problem, setting)
-    workload = problem.workload_for(setting)
+    is_wide = problem.workload_for(setting).is_wide
     keeps_all = whole is not None and {*whole.setting.remat} == {"never"}
-    if keeps_all or setting.num_micro_batches == 1 or not workload.is_wide:
+    if keeps_all or setting.num_micro_batches == 1 or not is_wide:
         return whole
     # Not every loss and head lets it go in parts: so it has to pay.
     in_parts = _that_fits(problem, setting._replace(head_parts=HEAD_PARTS))
@@ -305,141 +291,47 @@ def prediction_that_fits(
 
 
 def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
-    workload = problem.workload_for(setting)
-    held = memory(workload, setting)
-    if max(device.total for device in held) <= problem.limit:
+    if _fits(problem, setting):
+        workload = problem.workload_for(setting)
         return predict(workload, setting, problem.machine)
-    cuts = [setting.layers_per_cell]
-    other = _cut_that_fits(problem, workload, setting)
-    if other is not None:
-        cuts.append(other)
-    for cut in cuts:
-        changed = setting._replace(layers_per_cell=cut)
-        more = (g for g in GROUPS if g <= min(cut))
+    others = [problem.evenly_cut(setting, share) for share in _SHARES]
+    for changed in dict.fromkeys([setting, *others]):
+        more = (g for g in GROUPS if g <= min(changed.layers_per_cell))
         for groups in (setting.remat_groups, *more):
-            prediction = _with_remat(problem, workload, changed, groups)
+            prediction = _with_remat(problem, changed, groups)
             if prediction is not None:
                 return prediction
     return None
 
 
-def weights_fit(
-    problem: PlanProblem, num_replicas: int, num_devices: int
-) -> bool:
-    """Returns whether the weights of all layers do, shared out."""
-    if problem.weights_on != "devices":
-        return True
-    workload = problem.workload_of(1.0)
-    everything = workload.cell(0, len(workload.sizes))
-    return _static(everything, num_replicas) / num_devices <= problem.limit
-
-
-def _static(needs: CellNeeds, replicas: int) -> float:
-    return needs.weights + needs.slots / replicas + needs.gradients
-
-
 def _with_remat(
-    problem: PlanProblem,
-    workload: Workload,
-    setting: Setting,
-    groups: int | None,
+    problem: PlanProblem, setting: Setting, groups: int | None
 ) -> Prediction | None:
     """With the fastest rule for each device that lets it fit."""
-    limit = problem.limit
-    d, k = setting.num_devices, setting.num_partitions
-    rules: list[Rule | None] = [None] * d
+    workload = problem.workload_for(setting)
     are_more = groups != setting.remat_groups
-    rest = RULES[-2:] if are_more else RULES
+    setting = setting._replace(remat_groups=groups)
+    rules: dict[int, Rule] = {}
     # The fastest first: a device takes the first within which it fits.
-    for rule in rest:
-        trial = setting._replace(remat=(rule,) * k, remat_groups=groups)
-        held = [device.total for device in memory(workload, trial)]
-        for device in range(d):
-            if rules[device] is None and held[device] <= limit:
-                rules[device] = rule
-        if None not in rules:
+    for rule in RULES[-2:] if are_more else RULES:
+        trial = setting._replace(remat=(rule,) * setting.num_partitions)
+        for device, held in enumerate(memory(workload, trial)):
+            if held.total <= problem.limit:
+                rules.setdefault(device, rule)
+        if len(rules) == setting.num_devices:
             break
-    known = [rule for rule in rules if rule is not None]
-    if len(known) < d:
+    else:
         return None
-    changed = setting._replace(
-        remat=tuple(known[device] for device in setting.devices),
-        remat_groups=groups,
-    )
+    remat = tuple(rules[device] for device in setting.devices)
+    changed = setting._replace(remat=remat)
     recomputed = predict(workload, changed, problem.machine)
     away = changed._replace(
-        remat=tuple(r if r == "never" else "offload" for r in changed.remat)
+        remat=tuple(r if r == "never" else "offload" for r in remat)
     )
     if are_more or problem.machine is None or not problem.has_host:
         return recomputed
-    needs = memory(workload, away)
-    if max(device.total for device in needs) <= limit:
+    if _fits(problem, away):
         sent = predict(workload, away, problem.machine)
         if NEAR * sent.step_seconds < recomputed.step_seconds:
             return sent
     return recomputed
-
-
-def _cut_that_fits(
-    problem: PlanProblem, workload: Workload, setting: Setting
-) -> tuple[int, ...] | None:
-    """Returns the cut with the fastest slowest cell of those that fit, or None.
-
-    A cell fits if its weights, one micro-batch and the inputs of all that its
-    device holds do. Cells are filled one after the other up to a time, which
-    is halved and halved.
-    """
-    k = setting.num_partitions
-    whole = setting._replace(remat_groups=1, head_parts=1)
-    by_device = whole.program(workload).held()
-    held = [by_device[device] for device in setting.devices]
-    costs = [0.0, *itertools.accumulate(workload.costs)]
-
-    @functools.cache
-    def least(cell: int, start: int, stop: int) -> float:
-        needs = workload.cell(start, stop)
-        needed = needs.inputs * held[cell]
-        needed += needs.kept - needs.kept_inputs + needs.backward
-        needed += needs.gradients * (setting.num_micro_batches > 1)
-        if setting.weights_on != "devices":
-            # Of all cells of the device, two have weights there.
-            two = needs.weights + needs.gradients
-            return needed + 2 / setting.chunks * two
-        return needed + _static(needs, setting.num_replicas)
-
-    # Cells that share a device share its memory, too.
-    limit = problem.limit / setting.chunks
-
-    #     layers   | 0 1 2 | 3 4 | 5 6 7 8 |     stops: 3, 5, 9
-    #
-    # Each cell takes all that it can in this time and memory; the others
-    # have one layer each, at least.
-    def fill(seconds: float) -> list[int] | None:
-        stops, at = [], 0
-        for cell in range(k):
-            last = problem.num_layers - (k - 1 - cell)
-            stop = at
-            while (
-                stop < last
-                and costs[stop + 1] - costs[at] <= seconds
-                and least(cell, at, stop + 1) <= limit
-            ):
-                stop += 1
-            if stop == at:
-                return None
-            stops.append(stop)
-            at = stop
-        return stops if at == problem.num_layers else None
-
-    # In any time: it is memory that fails.
-    if fill(costs[-1]) is None:
-        return None
-    low, high = costs[-1] / k, costs[-1]
-    # The slowest cell takes a k-th of all at least.
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if fill(middle) else (middle, high)
-    stops = fill(high)
-    if stops is None:
-        return None
-    return tuple(b - a for a, b in itertools.pairwise([0, *stops]))

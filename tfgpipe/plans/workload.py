@@ -31,15 +31,15 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tfgpipe.checks import is_amount
-from tfgpipe.costs import KeptTensors, LayerSize
+from tfgpipe.costs import LayerSize
 from tfgpipe.partition import cut_graph, partition, steps_of_head
-from tfgpipe.profiles import MEASURED, CellSeconds, LayerSeconds
+from tfgpipe.profiles import CellSeconds
 from tfgpipe.schedules import CellFacts
 
 
@@ -93,14 +93,12 @@ class Machine:
     )
 
     def __post_init__(self) -> None:
-        figures = {**vars(self), **dict(self.flops_by_dtype)}
-        for name in ("name", "flops_by_dtype"):
-            del figures[name]
-        for name, value in figures.items():
+        figures = {**vars(self), **self.flops_by_dtype}
+        for name in figures.keys() - {"name", "flops_by_dtype"}:
             is_time = name in ("latency", "task_seconds")
             most = 1 if name == "efficiency" else math.inf
-            is_right = is_amount(value) and value <= most
-            if not is_right or (value == 0 and not is_time):
+            value = figures[name]
+            if not is_amount(value) or value > most or not (value or is_time):
                 kind = "a number from 0" if is_time else "a positive number"
                 raise ValueError(
                     f"`{name}` of a machine must be {kind}"
@@ -126,52 +124,40 @@ class Machine:
         return flops / ((peak or self.flops) * self.efficiency)
 
 
-def _kind(
-    name: str,
-    flops: float,
-    gib: float,
-    memory: float,
-    link: float,
-    host: float = 12,
-    **flops_by_dtype: float,
-) -> Machine:
-    return Machine(
+def _tensor_cores(float32: float, bfloat16: float) -> dict[str, float]:
+    return {"float32": float32, "bfloat16": bfloat16, "float16": bfloat16}
+
+
+MACHINES = {
+    name: Machine(
         flops=flops * 1e12,
         memory=gib * 2**30,
         memory_bandwidth=memory * 1e9,
         bandwidth=link * 1e9,
         host_bandwidth=host * 1e9,
         name=name,
-        flops_by_dtype={k: v * 1e12 for k, v in flops_by_dtype.items()},
+        flops_by_dtype={dtype: other * 1e12 for dtype, other in others.items()},
     )
-
-
-def _tensor_cores(float32: float, bfloat16: float) -> dict[str, float]:
-    return {"float32": float32, "bfloat16": bfloat16, "float16": bfloat16}
-
-
-MACHINES = {
-    machine.name: machine
-    for machine in (
+    for name, flops, gib, memory, link, host, others in (
         # TFLOP/s, GiB; GB/s of the memory, to another one, and to the host;
         # then TFLOP/s of other dtypes, dense. NVIDIA prints sparse ones, twice
         # as many, for most kinds since the H100.
-        _kind("p100", 9.3, 16, 732, 16, float16=18.7),
-        _kind("v100", 15.7, 32, 900, 150, float16=125),
-        _kind("t4", 8.1, 16, 320, 16, float16=65),
-        _kind("l4", 60, 24, 300, 32, 24, **_tensor_cores(30.3, 121)),
-        _kind("l40s", 183, 48, 864, 32, 24, **_tensor_cores(91.6, 362)),
-        _kind("rtx_4090", 82.6, 24, 1008, 32, 24, **_tensor_cores(82.6, 165)),
-        _kind("a100", 156, 80, 2039, 300, 24, **_tensor_cores(19.5, 312)),
-        _kind("h100", 494, 80, 3350, 450, 48, **_tensor_cores(67, 989)),
-        _kind("h200", 494, 141, 4800, 450, 48, **_tensor_cores(67, 989)),
-        _kind("b200", 1100, 180, 7700, 900, 48, **_tensor_cores(80, 2250)),
-        _kind("tpu_v2_core", 23, 8, 350, 62),
-        _kind("tpu_v3_core", 61.5, 16, 450, 82),
-        _kind("tpu_v4", 275, 32, 1200, 50),
-        _kind("tpu_v5e", 197, 16, 819, 50),
-        _kind("tpu_v5p", 459, 95, 2765, 100),
-        _kind("tpu_v6e", 918, 32, 1638, 100, 48),
+        ("p100", 9.3, 16.0, 732, 16.0, 12, {"float16": 18.7}),
+        ("v100", 15.7, 32.0, 900, 150.0, 12, {"float16": 125.0}),
+        ("t4", 8.1, 16.0, 320, 16.0, 12, {"float16": 65.0}),
+        ("l4", 60.0, 24.0, 300, 32.0, 24, _tensor_cores(30.3, 121)),
+        ("l40s", 183.0, 48.0, 864, 32.0, 24, _tensor_cores(91.6, 362)),
+        ("rtx_4090", 82.6, 24.0, 1008, 32.0, 24, _tensor_cores(82.6, 165)),
+        ("a100", 156.0, 80.0, 2039, 300.0, 24, _tensor_cores(19.5, 312)),
+        ("h100", 494.0, 80.0, 3350, 450.0, 48, _tensor_cores(67, 989)),
+        ("h200", 494.0, 141.0, 4800, 450.0, 48, _tensor_cores(67, 989)),
+        ("b200", 1100.0, 180.0, 7700, 900.0, 48, _tensor_cores(80, 2250)),
+        ("tpu_v2_core", 23.0, 8.0, 350, 62.0, 12, {}),
+        ("tpu_v3_core", 61.5, 16.0, 450, 82.0, 12, {}),
+        ("tpu_v4", 275.0, 32.0, 1200, 50.0, 12, {}),
+        ("tpu_v5e", 197.0, 16.0, 819, 50.0, 12, {}),
+        ("tpu_v5p", 459.0, 95.0, 2765, 100.0, 12, {}),
+        ("tpu_v6e", 918.0, 32.0, 1638, 100.0, 48, {}),
     )
 }
 """Kinds of accelerators that `plan` knows, by their names.
@@ -188,7 +174,7 @@ Example:
 """
 
 
-def machine_of(machine: str | Machine | None) -> Machine:
+def machine_of(machine: str | Machine) -> Machine:
     """Returns a machine, or the one of this name.
 
     Raises:
@@ -200,9 +186,7 @@ def machine_of(machine: str | Machine | None) -> Machine:
         return MACHINES[machine]
     raise ValueError(
         f"`machine` must be one of {sorted(MACHINES)}, or a "
-        f"`tfgpipe.Machine`. Received: machine={machine!r}. Describe another "
-        "kind: `tfgpipe.Machine(flops=..., memory=..., memory_bandwidth=..., "
-        "bandwidth=...)`."
+        f"`tfgpipe.Machine`. Received: machine={machine!r}."
     )
 
 
@@ -233,7 +217,7 @@ def machine_named(name: str) -> Machine | None:
 # -------------------------------------------------------------------- workloads
 def seconds_by_flops(
     size: LayerSize, rows: float, machine: Machine
-) -> LayerSeconds:
+) -> dict[str, float]:
     """Estimates a layer's seconds, by its FLOPs, or by its bytes if more.
 
     A backward pass has twice the operations of a forward pass: a matrix product
@@ -250,14 +234,18 @@ def seconds_by_flops(
         machine.seconds(rows * size.flops, size.dtype),
         moved / machine.memory_bandwidth,
     )
-    is_trained = size.num_params > 0
-    is_frozen = size.num_values > 0 and not is_trained
-    half = forward if is_trained else 0.0
-    other = forward if is_trained or is_frozen else 2 * forward
-    last = forward if results else 0.0
-    backward = half + other
-    seconds = forward, forward, last, backward, other, half, backward
-    return LayerSeconds(dict(zip(MEASURED, seconds)))
+    of_weights = forward if size.num_params else 0.0
+    of_inputs = forward if size.num_values else 2 * forward
+    backward = of_weights + of_inputs
+    return {
+        "forward": forward,
+        "recompute": forward,
+        "recompute_last": forward if results else 0.0,
+        "backward": backward,
+        "input_gradient": of_inputs,
+        "weight_gradient": of_weights,
+        "backward_first": backward,
+    }
 
 
 # Tasks that take what is kept.
@@ -345,24 +333,23 @@ class CellNeeds(NamedTuple):
 class Workload:
     """The layers of a model, for micro-batches of some size.
 
-    Sums over layers i to j take constant time. A row of the last outputs has
-    `output_bytes`; each layer's tasks take `seconds`, to which a task adds
-    `task_seconds`. If XLA compiles, recomputations are part of the backward
-    tasks, and `regions_of` tells where regions begin or end, by the number of
-    micro-batches and by whether any are computed again.
+    A row of the last outputs has `output_bytes`; each layer's tasks take
+    `seconds`, to which a task adds `task_seconds`. If XLA compiles,
+    recomputations are part of the backward tasks, and `regions_of` tells where
+    regions begin or end, by the number of micro-batches and by whether any are
+    computed again.
     """
 
     def __init__(
         self,
         sizes: Sequence[LayerSize],
         output_bytes: float,
-        seconds: Sequence[LayerSeconds],
+        seconds: Sequence[Mapping[str, float]],
         task_seconds: float,
         rows: float,
         regions_of: Callable[[int, bool], Sequence[int]] | None = None,
     ):
         self.regions_of = regions_of
-        self._known: dict[Hashable, list[list[CellNeeds]]] = {}
         self.sizes = sizes
         self.rows = rows
         self._seconds = CellSeconds(
@@ -370,31 +357,33 @@ class Workload:
         )
         live = [rows * size.live_bytes for size in sizes]
         self._live = [*live, rows * output_bytes]
-        self._floats = [rows * size.float_bytes for size in sizes]
-        memory = [size.memory for size in sizes]
-        self._kept = KeptTensors(memory, rows)
-        self._reaches = [step.reaches for step in memory]
-        self._forward = [  # its inputs are there, too
-            before + step.forward.at(rows)
-            for before, step in zip(self._live, memory)
-        ]
-        self._backward = [step.backward.at(rows) for step in memory]
+        # Of each tensor that is kept: its maker, its first taker, its bytes.
+        self._made = np.array(
+            [
+                (i, i + tensor.by, tensor.size.at(rows))
+                for i, size in enumerate(sizes)
+                for tensor in size.memory.made
+            ]
+        ).reshape(-1, 3)
+        self._table = np.array(
+            [
+                (
+                    size.memory.crossing.at(rows),
+                    size.memory.sparse.at(rows),
+                    size.weight_bytes,
+                    size.slot_bytes,
+                    size.gradient_bytes,
+                    # Its inputs are there, too.
+                    before + size.memory.forward.at(rows),
+                    size.memory.backward.at(rows),
+                )
+                for before, size in zip(live, sizes)
+            ]
+        )
         # The loss turns the outputs into their gradient in place.
-        self._backward[-1:] = [
-            max(0.0, step - self._live[-1]) for step in self._backward[-1:]
-        ]
-        added = [
-            (
-                size.memory.crossing.at(rows),
-                size.memory.sparse.at(rows),
-                size.weight_bytes,
-                size.slot_bytes,
-                size.gradient_bytes,
-            )
-            for size in sizes
-        ]
-        # Of the layers before each, so that differences are of some in a row.
-        self._added = np.cumsum([[0.0] * 5, *added], axis=0)
+        last = self._table[-1]
+        last[-1] = max(0.0, last[-1] - self._live[-1])
+        self.cells = functools.cache(self._cells)
 
     @property
     def is_compiled(self) -> bool:
@@ -404,48 +393,47 @@ class Workload:
     @property
     def is_wide(self) -> bool:
         """Returns whether outputs are wide enough for a head in parts."""
-        widest = self._live[-1]
-        return self.rows >= 4 and 2 * self._live[-2] <= widest
+        return self.rows >= 4 and 2 * self._live[-2] <= self._live[-1]
 
     @functools.cached_property
     def costs(self) -> list[float]:
         """Seconds of each layer's tasks, for the cut."""
         return self._seconds.costs()
 
-    def cells(
+    @functools.cached_property
+    def shares_of_bytes(self) -> np.ndarray:
+        """Each layer's share of weights, slots, gradients and activations."""
+        made, _, count = self._made.T
+        kept = np.bincount(made.astype(int), count, len(self.sizes))
+        held = self._table[:, 2:5].sum(axis=1) + kept
+        return held / (held.sum() or 1.0)
+
+    def _cells(
         self,
-        layers_per_cell: Sequence[int],
+        layers_per_cell: tuple[int, ...],
         num_groups: int | None = 1,
         head_parts: int = 1,
-        regions: Sequence[int] = (),
+        regions: tuple[int, ...] = (),
     ) -> list[list[CellNeeds]]:
         """Returns the needs of the groups of each cell, as `GPipe` cuts them.
 
         `regions` are where those begin or end that XLA compiles. They are the
         groups, or if `num_groups` are asked for, these begin there.
         """
-        bounds = tuple(regions)
-        key = tuple(layers_per_cell), num_groups, head_parts, bounds
-        if key in self._known:
-            return self._known[key]
         cells, start = [], 0
         for count in layers_per_cell:
-            sizes = self._groups(start, start + count, num_groups, bounds)
-            groups = []
-            for size in sizes:
-                groups.append(self.cell(start, start + size))
-                start += size
+            groups = self._groups(start, start + count, num_groups, regions)
+            start += count
             if head_parts > 1 and start == len(self.sizes):
-                first = start - sizes[-1]
-                of_head = steps_of_head(
-                    self._live[first:start], self._live[start]
-                )
-                body = (first, start - of_head)
-                head = self.cell(start - of_head, start).as_head(head_parts)
-                is_whole = body[0] == body[1]
-                groups[-1:] = [*([] if is_whole else [self.cell(*body)]), head]
-            cells.append(groups)
-        self._known[key] = cells
+                *others, last = groups
+                live = self._live[start - last : start]
+                of_head = steps_of_head(live, self._live[start])
+                groups = [*others, last - of_head, of_head]
+            stops = [*itertools.accumulate(groups, initial=start - count)]
+            bounds = itertools.pairwise(dict.fromkeys(stops))
+            cells.append([self.cell(*pair) for pair in bounds])
+        if head_parts > 1:
+            cells[-1][-1] = cells[-1][-1].as_head(head_parts)
         return cells
 
     def _groups(
@@ -459,10 +447,8 @@ class Workload:
         if num_groups is None:
             inner = [i for i in regions if start < i < stop]
             return [b - a for a, b in itertools.pairwise([start, *inner, stop])]
-        if num_groups == 1:
-            return [stop - start]
         costs = self.costs[start:stop]
-        if not self.is_compiled:
+        if num_groups == 1 or not self.is_compiled:
             return partition(costs, num_groups)
         others = {*range(stop - start)} - {i - start for i in regions}
         live = [round(count) for count in self._live[start:stop]]
@@ -470,16 +456,28 @@ class Workload:
 
     def cell(self, start: int, stop: int) -> CellNeeds:
         """Returns the needs of the layers from `start` to before `stop`."""
-        seconds, first = self._seconds.of_cell(start, stop), self._seconds.first
-        inputs = self._kept.before(start, stop)
-        count, kept = self._kept.made(start, stop)
-        keeps = count > 0
-        crossing, sparse, weights, slots, gradients = (
-            self._added[stop] - self._added[start]
-        ).tolist()
+        first, memory = self._seconds.first, self.sizes[start].memory
+        # The loss, behind the last layer, is taken to keep the outputs.
+        end = stop + (stop == len(self.sizes))
+        inputs = sum(
+            tensor.size.at(self.rows)
+            for tensor in memory.inputs
+            if start + tensor.by < end
+        )
+        made, taken, count = self._made.T
+        is_kept = (start <= made) & (made < stop) & (taken < end)
+        keeps = bool(is_kept.any())
+        layers = self._table[start:stop]
+        *summed, _, _ = layers.sum(axis=0).tolist()
+        crossing, sparse, weights, slots, gradients = summed
+        *_, forward, backward = layers.max(axis=0).tolist()
+        seconds = self._seconds.of_cell(start, stop)
         seconds["recompute"] *= keeps
-        has_dx = any(i - self._reaches[i] < start for i in range(start, stop))
+        has_dx = any(
+            i - self.sizes[i].memory.reaches < start for i in range(start, stop)
+        )
         can_be_split = self._seconds.has_halves(start, stop)
+        floats = self.rows * self.sizes[start].float_bytes
         return CellNeeds(
             seconds,
             CellFacts(
@@ -490,13 +488,13 @@ class Workload:
             ),
             inputs=self._live[start],
             outputs=self._live[stop],
-            gradient_bytes=self._floats[start] if start > first else 0.0,
-            kept=inputs + kept,
+            gradient_bytes=floats if start > first else 0.0,
+            kept=inputs + float(count[is_kept].sum()),
             kept_inputs=inputs,
             crossing=crossing,
             sparse=sparse,
-            forward=max(self._forward[start:stop]),
-            backward=max(self._backward[start:stop]),
+            forward=forward,
+            backward=backward,
             weights=int(weights),
             slots=int(slots),
             gradients=int(gradients),

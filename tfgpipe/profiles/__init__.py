@@ -3,17 +3,7 @@
 from tfgpipe.profiles.profile_record import (
     MEASURED,
     CellSeconds,
-    LayerSeconds,
     Profile,
     aligned,
 )
 from tfgpipe.profiles.profiler import profile
-
-__all__ = [
-    "MEASURED",
-    "CellSeconds",
-    "LayerSeconds",
-    "Profile",
-    "aligned",
-    "profile",
-]

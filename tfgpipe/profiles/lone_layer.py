@@ -29,7 +29,6 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import (
     Cell,
-    CellTasks,
     Head,
     ModelCall,
     tasks_of,
@@ -50,7 +49,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.internals import Nest
 from tfgpipe.run import Chain, Clock, ReadyTask
-from tfgpipe.schedules import CellFacts, Task
+from tfgpipe.schedules import Task
 
 _FORWARD = ("forward", "recompute", "recompute_last")
 
@@ -64,6 +63,8 @@ class LayersAlone:
     Behind them is a cell for the loss, or what else follows.
 
     Attributes:
+        device: Where they run.
+        others: A tensor on the device that is read between two tasks, or None.
         tasks: The tasks of each.
         first: The first of them that is trained.
         live: The tensors that are alive before each.
@@ -75,10 +76,12 @@ class LayersAlone:
         x: Nest,
         device: str,
         jit_compile: bool,
+        others: tf.Tensor | None = None,
         head: Head | None = None,
         labels: Nest = None,
     ):
-        self._device = device
+        self.device = device
+        self.others = others
         count = len(placed.layers) + 1
         cells = [Cell(k, [], (device,)) for k in range(count)]
         model = ModelCall(
@@ -111,7 +114,8 @@ class LayersAlone:
         trained = (k for k, part in enumerate(parts) if part.uses)
         self.first = next(trained, len(parts))
         self._variables = {t.ref(): v for v, t in traced.state}
-        self.start = by_reference(
+        # By the references of the graph's tensors.
+        self._known: Values = by_reference(
             [*traced.x, *traced.labels], tree.flatten([x, labels])
         )
         self._rows = next(t.shape[0] for t in traced.x if t is not None)
@@ -127,32 +131,22 @@ class LayersAlone:
             (k > self.first) - (k < self.first),
         )
 
-    def alone(self, k: int, others: tf.Tensor | None) -> LoneLayer:
-        """Returns a layer by itself, see `LoneLayer`."""
-        tasks = self.tasks[k]
-        facts = tasks.facts(k >= self.first, k > self.first)
-        return LoneLayer(tasks, facts, self._device, others)
-
-    def values(self, k: int, known: Values) -> LayerValues:
-        """Returns the values that a layer is computed from.
-
-        `known` are values by the references of the graph's tensors.
-        """
-        part = self.tasks[k].part
-        inputs, state = part.inputs, part.state
+    def values(self, k: int) -> LayerValues:
+        """Returns the values that a layer is computed from."""
+        part, known = self.tasks[k].part, self._known
         variables = [use.variable for use in part.uses]
-        variables += [self._variables[t.ref()] for t in state]
-        with tf.device(self._device):
+        count = len(variables)
+        variables += [self._variables[t.ref()] for t in part.state]
+        with tf.device(self.device):
             values = start_values(variables)
             back = [
                 known[t.ref()] if t.ref() in known else self._ones(t)
                 for t in part.gradient_inputs
             ]
-        count = len(part.uses)
-        by_state = by_reference(state, values[count:])
+        known = known | by_reference(part.state, values[count:])
         return LayerValues(
-            [known[t.ref()] for t in inputs],
-            [(known | by_state)[t.ref()] for t in part.forward_inputs],
+            [known[t.ref()] for t in part.inputs],
+            [known[t.ref()] for t in part.forward_inputs],
             values[:count],
             back,
         )
@@ -161,24 +155,24 @@ class LayersAlone:
         shape = [self._rows if n is None else n for n in like.shape]
         return tf.ones(shape, like.dtype)
 
-    def behind(
-        self, k: int, known: Values, outputs: Sequence[tf.Tensor]
-    ) -> Values:
-        """Returns the values that are known behind a layer."""
-        known = known | by_reference(
-            self.tasks[k].part.forward_outputs, outputs
-        )
-        later = [tasks.part for tasks in self.tasks[k + 1 :]]
+    def go_on(self, k: int, outputs: Sequence[tf.Tensor]) -> None:
+        """Goes on behind a layer, which has made these outputs."""
+        part = self.tasks[k].part
+        known = self._known | by_reference(part.forward_outputs, outputs)
         taken = {
             t.ref()
-            for p in later
-            for t in [*p.forward_inputs, *p.gradient_inputs]
+            for tasks in self.tasks[k + 1 :]
+            for t in [*tasks.part.forward_inputs, *tasks.part.gradient_inputs]
         }
-        return {ref: value for ref, value in known.items() if ref in taken}
+        self._known = {ref: v for ref, v in known.items() if ref in taken}
 
     def output_bytes(self, k: int) -> int:
         """Returns the bytes of what is alive behind a layer."""
-        return _bytes(self.live[k + 1])
+        return sum(
+            placement.tensor_bytes(t)
+            for t in self.live[k + 1]
+            if t.dtype != tf.variant and t.shape.is_fully_defined()
+        )
 
     @functools.cached_property
     def kept_bytes(self) -> list[int]:
@@ -188,38 +182,28 @@ class LayersAlone:
 
 
 class LoneLayer:
-    """The tasks of a layer, for micro-batches of one size.
+    """The tasks of a layer, for micro-batches of one size."""
 
-    `facts` follow from its place in the model; `others` is a tensor on the
-    device that is read between two tasks, or None.
-    """
-
-    def __init__(
-        self,
-        tasks: CellTasks,
-        facts: CellFacts,
-        device: str,
-        others: tf.Tensor | None = None,
-    ):
-        self._tasks = tasks
-        self._facts = facts
-        self._device = device
-        self._others = others
+    def __init__(self, model: LayersAlone, k: int, values: LayerValues):
+        self._model = model
+        self._tasks = model.tasks[k]
+        self._facts = self._tasks.facts(k >= model.first, k > model.first)
         self._is_of_weights = any(
-            d.dense is not None or d.slices for d in tasks.part.dw
+            d.dense is not None or d.slices for d in self._tasks.part.dw
         )
         self._kinds: list[str] = []
-        self._timed = AsWritten(self._run)
-        self._outputs = AsWritten(self._forward)
+        self._timed = as_written(self._run, values, model.others)
+        self._outputs = as_written(self._forward, values)
 
     def outputs(self, values: LayerValues) -> list[tf.Tensor]:
         """Computes the outputs of the layer."""
-        return self._outputs(values)
+        results: list[tf.Tensor] = self._outputs(*tensors(values))
+        return results
 
     def seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
         # (2 x tasks): start and end of each, in the order of `_kinds`.
-        times = self._timed(values, self._others)[0].numpy()
+        times = self._timed(*tensors((values, self._model.others)))[0].numpy()
         by_kind = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
             by_kind[kind].append(float(end - start))
@@ -231,20 +215,16 @@ class LoneLayer:
     def _known(self, values: LayerValues) -> tuple[Values, Any]:
         """Values by tensors of the graph, and the packed weights."""
         tasks, part = self._tasks, self._tasks.part
-        weights = [
-            tf.cast(value, dtype)
-            for value, dtype in zip(values.weights, tasks.weight_dtypes)
-        ]
-        inputs = values.forward_inputs
+        weights = map(tf.cast, values.weights, tasks.weight_dtypes)
+        taken = values.forward_inputs
         if not tasks.functions.options.jit_compile:
-            inputs = unanalysed(inputs)
-        return {
-            **by_reference(part.forward_inputs, inputs),
-            **by_reference(part.gradient_inputs, values.gradient_inputs),
-        }, tasks.pack_weights(weights)
+            taken = unanalysed(taken)
+        known = by_reference(part.forward_inputs, taken)
+        known |= by_reference(part.gradient_inputs, values.gradient_inputs)
+        return known, tasks.pack_weights([*weights])
 
     def _forward(self, values: LayerValues) -> list[tf.Tensor]:
-        with tf.device(self._device):
+        with tf.device(self._model.device):
             known = self._known(values)
             outputs, _ = self._tasks.forward(*known, keeps=False)()
         return [outputs[t.ref()] for t in self._tasks.part.forward_outputs]
@@ -259,15 +239,20 @@ class LoneLayer:
         def run(kind: str, work: Any) -> Any:
             if work is None:
                 return None
-            taken = values.inputs
-            if kind not in _FORWARD:
-                taken = [*taken, *values.gradient_inputs]
-            if others is not None:
-                self._touch(chain, [others, *taken])
+            read = [] if others is None else [others, *values.inputs]
+            if read and kind not in _FORWARD:
+                read += values.gradient_inputs
+            # They are read after the last task, one after the other.
+            before = chain.last_op.get(self._model.device)
+            for value in read if before is not None else ():
+                if value.dtype.is_floating:
+                    with tf.control_dependencies([before]):
+                        before = tf.reduce_sum(value).op
+            chain.last_op[self._model.device] = before
             task = Task(kind, 0, 0)
-            return chain.run(ReadyTask(task, self._device, [], work))
+            return chain.run(ReadyTask(task, self._model.device, [], work))
 
-        with tf.device(self._device):
+        with tf.device(self._model.device):
             known = self._known(values)
             sums: dict[str, Any] = {}
             for _ in range(_TURNS):
@@ -275,15 +260,6 @@ class LoneLayer:
         self._kinds = [task.kind for task, _ in clock.tasks]
         with tf.device("CPU:0"):
             return [tf.stack(clock.times)]
-
-    def _touch(self, chain: Chain, values: list[tf.Tensor]) -> None:
-        """Reads tensors after the last task, one after the other."""
-        before = chain.last_op.get(self._device)
-        for value in values if before is not None else ():
-            if value.dtype.is_floating:
-                with tf.control_dependencies([before]):
-                    before = tf.reduce_sum(value).op
-        chain.last_op[self._device] = before
 
     def _turn(
         self,
@@ -322,14 +298,6 @@ def _specs(nest: Nest) -> Any:
     )
 
 
-def _bytes(some: Sequence[tf.Tensor]) -> int:
-    """Adds up the bytes of tensors whose shapes are known."""
-    known = [
-        t for t in some if t.dtype != tf.variant and t.shape.is_fully_defined()
-    ]
-    return sum(placement.tensor_bytes(t) for t in known)
-
-
 class LayerValues(NamedTuple):
     """The values that a layer is computed from.
 
@@ -366,33 +334,22 @@ def start_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     ]
 
 
-class AsWritten:
-    """Calls a function, which TensorFlow's graph optimiser leaves as it is.
+def as_written(function: Callable, *arguments: Any) -> Any:
+    """Traces a function, which TensorFlow's graph optimiser leaves as it is.
 
     It would take out tasks whose results are not used. The function is not
     inlined into its caller, which the optimiser does change. It takes tensors
-    in nests, returns a flat list of tensors, and captures none.
+    in nests, returns a flat list of tensors, and captures none. What is
+    returned takes the tensors of its arguments.
     """
-
-    def __init__(self, function: Callable):
-        self._function = function
-        self._concrete: Any = None
-
-    def __call__(self, *arguments: Any) -> list[tf.Tensor]:
-        """Calls the function; traces it in the first call."""
-        if self._concrete is None:
-            self._concrete = self._made(arguments)
-        return self._concrete(*tensors(arguments))
-
-    def _made(self, arguments: Any) -> Any:
-        specs = _specs(arguments)
-        inner = tf.function(
-            self._function,
-            autograph=False,
-            experimental_attributes={"_noinline": True},
-        )
-        call = internals.FunctionCall(
-            inner.get_concrete_function(*specs), as_written=True
-        )
-        outer = tf.function(lambda *flat: call(list(flat)), autograph=False)
-        return outer.get_concrete_function(*tensors(specs))
+    specs = _specs(arguments)
+    inner = tf.function(
+        function,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
+    call = internals.FunctionCall(
+        inner.get_concrete_function(*specs), as_written=True
+    )
+    outer = tf.function(lambda *flat: call(list(flat)), autograph=False)
+    return outer.get_concrete_function(*tensors(specs))

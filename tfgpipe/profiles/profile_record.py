@@ -7,15 +7,16 @@ it is made.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from tfgpipe.checks import as_count, count_problem
+import numpy as np
+
+from tfgpipe.checks import checked_counts
 from tfgpipe.files import write_text
 
 MEASURED = (
@@ -136,21 +137,19 @@ class LayerProfile:
         )
 
 
-def layer_from(values: dict[str, Any]) -> LayerProfile:
+def _layer(values: dict[str, Any]) -> LayerProfile:
     """Returns a record of plain values, as `dataclasses.asdict` makes them."""
     measured = tuple(map(_tasks, values.pop("measured")))
     return LayerProfile(measured=measured, **values)
 
 
 def _tasks(values: dict[str, Any]) -> TaskSeconds:
-    def made(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if not all(isinstance(v, (int, float)) for v in value.values()):
-            raise ValueError(f"{value} must hold seconds")
-        return Spread(**value)
-
-    return TaskSeconds(**{name: made(value) for name, value in values.items()})
+    spreads = {k: v for k, v in values.items() if isinstance(v, dict)}
+    for spread in spreads.values():
+        if not all(isinstance(v, (int, float)) for v in spread.values()):
+            raise ValueError(f"{spread} must hold seconds")
+    made = {kind: Spread(**spread) for kind, spread in spreads.items()}
+    return TaskSeconds(**{**values, **made})
 
 
 _FORMAT = "tfgpipe.profile 2"
@@ -221,7 +220,7 @@ class Profile:
                 f"{MOST_SPREAD:.0%} is usual on an idle computer). Something "
                 "else ran on the device: measure again when it does not, or "
                 "for longer, `tfgpipe.profile(..., seconds=...)`.",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     @property
@@ -249,28 +248,29 @@ class Profile:
             raise ValueError(
                 f"`kind` must be one of {[*MEASURED]}. Received: kind={kind!r}."
             )
-        *before, last = [self.layers[index]]
-        if index == len(self.layers) - 1:
-            if self.loss is not None:
-                before, last = [last], self.loss
-            elif kind == "recompute_last":  # for a loss that was not measured
-                kind = "recompute"
-        seconds = self._of(last, kind, rows)
-        kind = "recompute" if kind == "recompute_last" else kind
-        seconds += sum(self._of(layer, kind, rows) for layer in before)
+        is_last = index == len(self.layers) - 1
+        # The loss behind it takes its outputs, measured or not.
+        needs_outputs = is_last and kind == "recompute_last"
+        inner = "recompute" if needs_outputs else kind
+        seconds = self._of(self.layers[index], inner, rows)
+        if is_last and self.loss is not None:
+            seconds += self._of(self.loss, kind, rows)
         if kind == "backward_first":
             return min(seconds, self.seconds(index, "backward", rows))
         return seconds
 
-    def layer_seconds(self, rows: float) -> list[LayerSeconds]:
-        """Returns the seconds of all layers' tasks, without a call's cost."""
-        return [
-            LayerSeconds(
-                {kind: self.seconds(i, kind, rows) for kind in MEASURED},
-                layer.has_halves,
-            )
-            for i, layer in enumerate(self.layers)
-        ]
+    def layer_seconds(self, rows: float) -> list[dict[str, float]]:
+        """Returns the seconds of all layers' tasks, without a call's cost.
+
+        A layer whose tasks cannot be cut has no "input_gradient".
+        """
+        by_layer = []
+        for i, layer in enumerate(self.layers):
+            of = {kind: self.seconds(i, kind, rows) for kind in MEASURED}
+            if not layer.has_halves:
+                del of["input_gradient"]
+            by_layer.append(of)
+        return by_layer
 
     def cell_seconds(self, rows: float) -> CellSeconds:
         """Returns the seconds of the tasks of cells, for so many rows."""
@@ -329,25 +329,23 @@ class Profile:
 
     def _checked_rows(self, rows: int | None) -> int:
         """Returns rows of a micro-batch; the most measured for None."""
-        count = self.rows[-1] if rows is None else as_count(rows)
-        if count is None:
-            raise ValueError(count_problem("rows", rows))
+        (count,) = checked_counts(rows=self.rows[-1] if rows is None else rows)
         return count
 
     def _of(self, layer: LayerProfile, kind: str, rows: float) -> float:
         points = []
         for tasks in layer.measured:
             spread = getattr(tasks, kind)
-            if kind == "weight_gradient" and tasks.input_gradient is None:
-                spread = tasks.backward
-            if kind == "backward_first" and spread is None:
+            is_whole = tasks.input_gradient is None
+            if (kind == "weight_gradient" and is_whole) or (
+                kind == "backward_first" and spread is None
+            ):
                 spread = tasks.backward
             if spread is None:
                 return 0.0
-            points.append((tasks.rows, spread.low - self.call_seconds))
-        fewest = layer.measured[0].rows
-        points = [(n, max(0.0, y)) for n, y in points]
-        return _on_line(points, max(rows, fewest))
+            seconds = max(0.0, spread.low - self.call_seconds)
+            points.append((tasks.rows, seconds))
+        return _on_line(points, max(rows, points[0][0]))
 
     def check(
         self, names: Sequence[str], keys: Sequence[str] | None = None
@@ -370,13 +368,12 @@ class Profile:
                 f"{len(measured)} layers, from '{measured[0]}' to "
                 f"'{measured[-1]}', for {len(names)} layers. {_CURE}"
             )
-        expected = [*map(_stem, measured)]
+        what, expected = "name", [*map(_stem, measured)]
         received = [*map(_stem, names)]
-        what = "name"
         if keys is not None:
+            what = "computation or shape of weights"
             expected = [layer.key for layer in self.layers]
             received = [*keys]
-            what = "computation or shape of weights"
         for i, (key, other) in enumerate(zip(expected, received)):
             if key != other:
                 raise ValueError(
@@ -386,7 +383,54 @@ class Profile:
                 )
 
     def __str__(self) -> str:
-        return table_of(self)
+        """Returns the table: a line for each layer and its rows.
+
+        Seconds are lower quartiles, each with the cost of a call; `+-` is half
+        of the distance of the quartiles, of all kinds the largest, as a share.
+        """
+        titles = "layer rows forward recompute backward +- outputs kept weights"
+        rows = [f"{titles} slots gradients".split()]
+        loss = [] if self.loss is None else [self.loss]
+        for layer in [*self.layers, *loss]:
+            name, *held = (
+                layer.name,
+                *map(
+                    _size,
+                    (
+                        layer.weight_bytes,
+                        layer.slot_bytes,
+                        layer.gradient_bytes,
+                    ),
+                ),
+            )
+            for tasks in layer.measured:
+                spreads = tasks.forward, tasks.recompute, tasks.backward
+                widths = [
+                    (spread.high - spread.low) / 2 / spread.low
+                    for spread in spreads
+                    if spread is not None and spread.low
+                ]
+                rows.append(
+                    [
+                        name,
+                        str(tasks.rows),
+                        *(
+                            "-" if s is None else _seconds(s.low)
+                            for s in spreads
+                        ),
+                        f"{max(widths, default=0.0):.0%}",
+                        _size(tasks.output_bytes),
+                        _size(tasks.kept_bytes),
+                        *held,
+                    ]
+                )
+                name, *held = "", "", "", ""
+        compiled = ", compiled by XLA" if self.jit_compile else ""
+        end = (
+            f"On {self.device}{compiled}; slots of {self.optimizer}; a call "
+            f"takes {_seconds(self.call_seconds)} of each."
+        )
+        return "\n".join([*aligned(rows), end])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON, whole or not at all.
@@ -409,7 +453,20 @@ class Profile:
         """
         with open(path, encoding="utf-8") as file:
             try:
-                return cls._from_values(json.load(file))
+                values = json.load(file)
+                is_one = isinstance(values, dict)
+                if not is_one or values.pop("format", None) != _FORMAT:
+                    raise ValueError(f'it has no "format": "{_FORMAT}"')
+                values["layers"] = tuple(map(_layer, values["layers"]))
+                if values["loss"] is not None:
+                    values["loss"] = _layer(values["loss"])
+                profile = cls(**values)
+                rows = {
+                    tuple(tasks.rows for tasks in layer.measured)
+                    for layer in profile.layers
+                }
+                if len(rows) != 1 or not all(rows):
+                    raise ValueError("its layers have not all been measured")
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ValueError(
                     "`path` must be the path of a profile, as `Profile.save` "
@@ -417,23 +474,6 @@ class Profile:
                     f"{type(error).__name__}: {error}. It may be damaged, or "
                     "of another kind or version: measure again, and save."
                 ) from error
-
-    @classmethod
-    def _from_values(cls, values: Any) -> Profile:
-        is_one = isinstance(values, dict)
-        if not is_one or values.pop("format", None) != _FORMAT:
-            raise ValueError(f'it has no "format": "{_FORMAT}"')
-        loss = values.pop("loss")
-        profile = cls(
-            layers=tuple(map(layer_from, values.pop("layers"))),
-            loss=None if loss is None else layer_from(loss),
-            **values,
-        )
-        rows = {
-            tuple(t.rows for t in layer.measured) for layer in profile.layers
-        }
-        if len(rows) != 1 or not all(rows):
-            raise ValueError("its layers have not all been measured")
         return profile
 
 
@@ -450,9 +490,6 @@ def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
     return max(0.0, first + (second - first) * (at - a) / (b - a))
 
 
-_KINDS = ("forward", "recompute", "backward")
-
-
 def aligned(
     rows: Iterable[Sequence[str]], are_left: Collection[int] = (0,)
 ) -> list[str]:
@@ -463,49 +500,6 @@ def aligned(
         for n in [max(map(len, column))]
     ]
     return ["  ".join(row).rstrip() for row in zip(*columns)]
-
-
-def table_of(profile: Profile) -> str:
-    """Returns the table of a `Profile`: a line for each layer and its rows.
-
-    Seconds are lower quartiles, each with the cost of a call; `+-` is half of
-    the distance of the quartiles, of all kinds the largest, as a share.
-    """
-    header = "layer rows forward recompute backward +- outputs kept weights"
-    rows = [f"{header} slots gradients".split()]
-    loss = [] if profile.loss is None else [profile.loss]
-    for layer in [*profile.layers, *loss]:
-        for tasks in layer.measured:
-            spreads = [getattr(tasks, kind) for kind in _KINDS]
-            is_first = tasks is layer.measured[0]
-            held = (layer.weight_bytes, layer.slot_bytes, layer.gradient_bytes)
-            rows.append(
-                [
-                    layer.name if is_first else "",
-                    str(tasks.rows),
-                    *map(_time, spreads),
-                    f"{max(map(_width, spreads)):.0%}",
-                    _size(tasks.output_bytes),
-                    _size(tasks.kept_bytes),
-                    *(_size(n) if is_first else "" for n in held),
-                ]
-            )
-    compiled = ", compiled by XLA" if profile.jit_compile else ""
-    end = (
-        f"On {profile.device}{compiled}; slots of {profile.optimizer}; a call "
-        f"takes {_seconds(profile.call_seconds)} of each."
-    )
-    return "\n".join([*aligned(rows), end])
-
-
-def _time(spread: Spread | None) -> str:
-    return "-" if spread is None else _seconds(spread.low)
-
-
-def _width(spread: Spread | None) -> float:
-    if spread is None or not spread.low:
-        return 0.0
-    return (spread.high - spread.low) / 2 / spread.low
 
 
 def _seconds(value: float) -> str:
@@ -523,20 +517,8 @@ def _size(value: float) -> str:
 
 
 # ------------------------------------------------------ from layers to cells
-class LayerSeconds(NamedTuple):
-    """The seconds of a layer's tasks for one micro-batch.
-
-    Attributes:
-        of: Seconds of each kind of `MEASURED`, as `Profile.seconds` has them.
-        has_halves: As in `LayerProfile`.
-    """
-
-    of: dict[str, float]
-    has_halves: bool = True
-
-
 class CellSeconds:
-    """Seconds of the tasks of layers i to j, in constant time.
+    """Seconds of the tasks of layers i to j.
 
     `schedule="auto"`, `Profile.task_seconds` and the planner ask here, so that
     they cannot differ. A task takes `task_seconds` besides its layers.
@@ -547,32 +529,36 @@ class CellSeconds:
 
     def __init__(
         self,
-        layers: Sequence[LayerSeconds],
+        layers: Sequence[Mapping[str, float]],
         are_trained: Iterable[bool],
         task_seconds: float,
     ):
         self.first = [*are_trained, True].index(True)
         self._task_seconds = task_seconds
-        asked = [self._asked(i, layer.of) for i, layer in enumerate(layers)]
-        self._sums = {
-            kind: [*itertools.accumulate((s[kind] for s in asked), initial=0.0)]
-            for kind in MEASURED
-        }
-        whole = (not layer.has_halves for layer in layers)
-        self._whole = [*itertools.accumulate(whole, initial=0)]
+        self._halves = ["input_gradient" in layer for layer in layers]
+        # Of each layer, without gradients that nothing asks for.
+        self._asked = np.zeros((len(layers), len(MEASURED)))
+        for i, layer in enumerate(layers):
+            of = dict(layer)
+            if i < self.first:
+                of = {"forward": of["forward"]}
+            elif i == self.first:
+                of_inputs = max(0.0, of["backward"] - of["weight_gradient"])
+                of["backward"] -= of_inputs
+                of["backward_first"] -= of_inputs
+                of["input_gradient"] = 0.0
+            self._asked[i] = [of.get(kind, 0.0) for kind in MEASURED]
 
     def of_cell(self, start: int, stop: int) -> dict[str, float]:
         """Returns the seconds of each task of layers `start` to before `stop`.
 
         0.0 for a task that has nothing to compute.
         """
-        last = stop - 1
-        by_kind = {
-            kind: sums[stop] - sums[start] for kind, sums in self._sums.items()
-        }
-        again, of_last = self._sums["recompute"], self._sums["recompute_last"]
-        by_kind["recompute"] = again[last] - again[start]
-        by_kind["recompute"] += of_last[stop] - of_last[last]
+        layers = self._asked[start:stop]
+        by_kind = dict(zip(MEASURED, layers.sum(axis=0).tolist()))
+        again, of_last = map(MEASURED.index, ("recompute", "recompute_last"))
+        by_kind["recompute"] = float(layers[:-1, again].sum())
+        by_kind["recompute"] += float(layers[-1, of_last])
         return {
             kind: seconds + self._task_seconds if seconds else 0.0
             for kind, seconds in by_kind.items()
@@ -580,26 +566,10 @@ class CellSeconds:
 
     def costs(self) -> list[float]:
         """Returns the seconds of each layer's passes, for the cut."""
-        passes = zip(self._sums["forward"], self._sums["backward"])
-        return [
-            after[0] - before[0] + (after[1] - before[1])
-            for before, after in itertools.pairwise(passes)
-        ]
+        passes = [MEASURED.index(kind) for kind in ("forward", "backward")]
+        costs: list[float] = self._asked[:, passes].sum(axis=1).tolist()
+        return costs
 
     def has_halves(self, start: int, stop: int) -> bool:
         """Returns whether the backward pass of these layers can be cut."""
-        return self._whole[stop] == self._whole[start]
-
-    def _asked(self, i: int, seconds: dict[str, float]) -> dict[str, float]:
-        """Returns the seconds of layer i without gradients nothing asks for."""
-        if i > self.first:
-            return seconds
-        of_weights = seconds["weight_gradient"]
-        of_inputs = max(0.0, seconds["backward"] - of_weights)
-        asked = {kind: n for kind, n in seconds.items() if i == self.first}
-        asked["forward"] = seconds["forward"]
-        for kind in ("backward", "backward_first"):
-            if kind in asked:
-                asked[kind] -= of_inputs
-        asked["input_gradient"] = 0.0
-        return {kind: asked.get(kind, 0.0) for kind in MEASURED}
+        return all(self._halves[start:stop])

@@ -130,7 +130,14 @@ def profile(
     is_default = isinstance(jit_compile, str) and jit_compile == "auto"
     if not is_default:
         checked_bool("jit_compile", jit_compile)
-    verbose = _checked_verbose(verbose)
+    is_auto = isinstance(verbose, str) and verbose == "auto"
+    number = int(verbose) if isinstance(verbose, bool) else verbose
+    level = 1 if is_auto else as_integer(number)
+    if level not in (0, 1, 2):
+        raise ValueError(
+            '`verbose` must be "auto", 0, 1 or 2. '
+            f"Received: verbose={verbose!r}."
+        )
     num_slot_bytes = slot_bytes_of(optimizer)
     source = source_of(layers)
     if source.problems:
@@ -150,33 +157,30 @@ def profile(
         placed = Placed(source, spec)
         head = _head(layers, loss, x, data[1], placed.output)
         labels = None if head is None else (data[1], None)
-        rows = _rows(x, sizes), _rows(labels, sizes)
-        measuring = Measuring(placed, *rows, head, name, compiles, seconds)
-        bar = keras.utils.Progbar(
-            len(placed.layers), verbose=verbose, unit_name="layer"
+        measuring = Measuring(
+            placed, (x, labels), sizes, head, name, compiles, seconds
         )
+        items = [
+            (layer.name, key, weights)
+            for (layer, weights), key in zip(with_weights(placed), placed.keys)
+        ]
+        if head is not None:
+            items.append(("loss", "loss", []))
+        bar = keras.utils.Progbar(len(items), verbose=level, unit_name="layer")
         records = []
-        for k, (layer, weights) in enumerate(with_weights(placed)):
-            sizes_of_layer = weight_sizes(weights, num_slot_bytes)
-            key, tasks = placed.keys[k], measuring.layer(k)
+        for k, (layer, key, weights) in enumerate(items):
+            bytes_of = weight_sizes(weights, num_slot_bytes)
+            measured = measuring.layer(k)
             records.append(
-                LayerProfile(layer.name, key, **sizes_of_layer, measured=tasks)
+                LayerProfile(layer, key, **bytes_of, measured=measured)
             )
             bar.update(k + 1)
-        of_loss = None
-        if head is not None:
-            of_loss = LayerProfile(
-                "loss",
-                "loss",
-                **weight_sizes([], num_slot_bytes),
-                measured=measuring.layer(len(records)),
-            )
     optimizer_name = "none"
     if optimizer is not None:
         optimizer_name = type(keras.optimizers.get(optimizer)).__name__
     record = Profile(
+        loss=None if head is None else records.pop(),
         layers=tuple(records),
-        loss=of_loss,
         device=name,
         call_seconds=measuring.call_seconds,
         jit_compile=compiles,
@@ -190,19 +194,6 @@ def profile(
     )
     record.warn_if_spread()
     return record
-
-
-def _checked_verbose(verbose: str | int) -> int:
-    """Returns a level of Keras's."""
-    if isinstance(verbose, str) and verbose == "auto":
-        return 1
-    level = int(verbose) if isinstance(verbose, bool) else as_integer(verbose)
-    if level not in (0, 1, 2):
-        raise ValueError(
-            '`verbose` must be "auto", 0, 1 or 2. '
-            f"Received: verbose={verbose!r}."
-        )
-    return level
 
 
 def _device(device: str | tf.config.LogicalDevice | None) -> str:
@@ -232,16 +223,6 @@ def _sizes(sizes: Any, num_rows: int) -> list[int]:
             "Pass a larger `x`, or smaller sizes."
         )
     return sorted({n for n in counts if n is not None})
-
-
-def _rows(nest: Nest, sizes: Sequence[int]) -> dict[int, Any]:
-    """Returns the first rows of a nest, by their number."""
-    return {
-        rows: tree.map_structure(
-            lambda t, rows=rows: None if t is None else t[:rows], nest
-        )
-        for rows in sizes
-    }
 
 
 def _as_taken(source: Source, x: Nest) -> tuple[Any, Any]:
@@ -278,7 +259,7 @@ def _head(layers: Any, loss: Any, x: Nest, y: Nest, output: Any) -> Head | None:
         raise ValueError(
             "`loss` must be one that `compile` takes, and `y` labels that fit "
             f"it and what the last layer returns. Received: loss={loss!r}, y="
-            f"{_shapes(y)}, for outputs {_shapes(output)}, and this "
+            f"{shapes(y)}, for outputs {shapes(output)}, and this "
             f"{type(error).__name__}: {error}"
         ) from error
     if not adds_up:
@@ -288,10 +269,6 @@ def _head(layers: Any, loss: Any, x: Nest, y: Nest, output: Any) -> Head | None:
             f"Received: loss={loss!r}. Leave out `y` and `loss`."
         )
     return Head(holder, True, False)
-
-
-def _shapes(nest: Nest) -> Any:
-    return tree.map_structure(lambda t: t if t is None else t.shape, nest)
 
 
 # ------------------------------------------------------- from layer to layer
@@ -304,8 +281,6 @@ LONGER = 3
 class Measuring:
     """Goes from layer to layer, with what those before made of the data.
 
-    A micro-batch and its labels are given for each number of rows.
-
     Attributes:
         call_seconds: What a call takes that computes nothing.
     """
@@ -313,8 +288,8 @@ class Measuring:
     def __init__(
         self,
         placed: Placed,
-        x: dict[int, Any],
-        labels: dict[int, Any],
+        data: tuple[Nest, Nest],
+        sizes: Sequence[int],
         head: Head | None,
         device: str,
         jit_compile: bool,
@@ -324,31 +299,26 @@ class Measuring:
         self._device = device
         self._jit_compile = jit_compile
         self._count = len(placed.layers) + (head is not None)
-        with tf.device(device):
-            data = {
-                n: tree.map_structure(
-                    lambda t: t if t is None else tf.identity(t), x[n]
-                )
-                for n in sorted(x)
-            }
-            between = {rows: bytes_between(placed, rows) for rows in x}
-            self._others = {n: tf.zeros([b // 4]) for n, b in between.items()}
-        self._models = {
-            n: self._model(placed, x_of_rows, head, labels[n])
-            for n, x_of_rows in data.items()
-        }
-        self._values = {
-            n: x_of_rows.start for n, x_of_rows in self._models.items()
-        }
-        self._timed: dict[Hashable, dict[int, LoneLayer]] = {}
-        self._seconds: dict[Hashable, dict[int, dict[str, Any]]] = {}
+        self._models = {}
+        for n in sizes:
+
+            def first(t: tf.Tensor | None, n: int = n) -> tf.Tensor | None:
+                return t if t is None else t[:n]
+
+            with tf.device(device):
+                x = tree.map_structure(first, data[0])
+                others = tf.zeros([bytes_between(placed, n) // 4])
+            labels = tree.map_structure(first, data[1])
+            self._models[n] = self._model(placed, x, others, head, labels)
+        # By what layers have in common, and by rows.
+        self._timed: dict[Hashable, dict[int, tuple[Any, dict[str, Any]]]] = {}
         self._left = 0.98 * seconds
         self.call_seconds = self._nothing(0.02 * seconds)
 
-    def _model(self, placed: Placed, x: Nest, *loss: Any) -> LayersAlone:
+    def _model(self, placed: Placed, x: Nest, *others: Any) -> LayersAlone:
         try:
             return LayersAlone(
-                placed, x, self._device, self._jit_compile, *loss
+                placed, x, self._device, self._jit_compile, *others
             )
         except Exception as error:
             raise _not_measured("a model", shapes(x), error) from error
@@ -358,8 +328,8 @@ class Measuring:
         source = source_of(layers)
         model = self._model(Placed(source, source.input_spec), tf.ones([1, 1]))
         # Behind it, its output is handed out.
-        timed = model.alone(1, None)
-        samples = _sampled(timed, model.values(1, model.start), seconds)
+        values = model.values(1)
+        samples = _sampled(LoneLayer(model, 1, values), values, seconds)
         return _spread(samples["forward"]).low
 
     def layer(self, k: int) -> tuple[TaskSeconds, ...]:
@@ -379,58 +349,42 @@ class Measuring:
             raise _not_measured(name, live, error) from error
 
     def _layer(self, k: int) -> tuple[TaskSeconds, ...]:
-        models = self._models
-        alike = self._alike(k)
-        values = {
-            n: model.values(k, self._values[n]) for n, model in models.items()
-        }
-        if alike not in self._timed:
-            timed = {
-                n: model.alone(k, self._others[n])
-                for n, model in models.items()
-                if not model.is_empty(k)
-            }
-            self._timed[alike] = timed
-            self._seconds[alike] = self._measured(k, values)
-        timed = self._timed[alike]
-        for n, model in models.items():
-            outputs = timed[n].outputs(values[n]) if n in timed else []
-            self._values[n] = model.behind(k, self._values[n], outputs)
-        return tuple(
-            TaskSeconds(
-                n,
-                models[n].output_bytes(k),
-                models[n].kept_bytes[k],
-                **self._seconds[alike][n],
+        timed_of = self._timed.setdefault(self._alike(k), {})
+        share = self._left / len({*map(self._alike, range(k, self._count))})
+        results = []
+        for i, (n, model) in enumerate(self._models.items()):
+            values = model.values(k)
+            if n not in timed_of:
+                timed, samples = None, {"forward": [self.call_seconds] * 2}
+                if not model.is_empty(k):
+                    timed = LoneLayer(model, k, values)
+                    start = time.perf_counter()
+                    seconds = share / (len(self._models) - i)
+                    samples = _sampled(timed, values, seconds)
+                    taken = time.perf_counter() - start
+                    share -= taken
+                    self._left = max(0.0, self._left - taken)
+                spreads: dict[str, Any] = dict.fromkeys(MEASURED)
+                spreads |= {
+                    kind: _spread(some) for kind, some in samples.items()
+                }
+                timed_of[n] = timed, spreads
+            timed, by_kind = timed_of[n]
+            outputs = [] if timed is None else timed.outputs(values)
+            model.go_on(k, outputs)
+            results.append(
+                TaskSeconds(
+                    n,
+                    model.output_bytes(k),
+                    model.kept_bytes[k],
+                    **by_kind,
+                )
             )
-            for n in models
-        )
+        return tuple(results)
 
     def _alike(self, k: int) -> Hashable:
         """Returns a key that layers share which are measured once."""
         return tuple(model.alike(k) for model in self._models.values())
-
-    def _measured(
-        self, k: int, values: dict[int, LayerValues]
-    ) -> dict[int, dict[str, Any]]:
-        """Measures the tasks of a layer, by the number of rows and kind."""
-        by_rows: dict[int, dict[str, Any]] = {}
-        timed = self._timed[self._alike(k)]
-        share = self._left / len({*map(self._alike, range(k, self._count))})
-        for i, rows in enumerate(values):
-            samples = {"forward": [self.call_seconds] * 2}
-            if rows in timed:
-                start = time.perf_counter()
-                seconds = share / (len(values) - i)
-                samples = _sampled(timed[rows], values[rows], seconds)
-                taken = time.perf_counter() - start
-                share -= taken
-                self._left = max(0.0, self._left - taken)
-            by_rows[rows] = {
-                kind: _spread(samples[kind]) if kind in samples else None
-                for kind in MEASURED
-            }
-        return by_rows
 
 
 def _not_measured(name: str, received: object, error: Exception) -> ValueError:

@@ -1,14 +1,12 @@
 """From a schedule to the program of a step, by passes.
 
-    limited                drops micro-batches that a short mini-batch has not
-    grouped                makes a cell several, recomputed one at a time
-    without_gradient       drops what nothing trained asks for
-    whole_backward_passes  joins halves of one that cannot run apart
-    at_once                has a head go forward and back in one
-    recomputed             notes what is kept; recomputes the rest before use
-    on_shards              has shards of a layer run on devices of their own
-    placed                 numbers micro-batches and devices of a replica
-    offloaded              sends what is kept to the host, and fetches it
+    grouped      makes a cell several, recomputed one at a time
+    adapted      drops micro-batches that a short mini-batch has not, and what
+                 nothing trained asks for; joins halves that cannot run apart,
+                 and a head's tasks
+    recomputed   notes what is kept; recomputes the rest before use
+    on_shards    has shards of a layer run on devices of their own
+    offloaded    sends what is kept to the host, and fetches it
 
 Each takes operations in an order in which they can run, and returns such.
 
@@ -139,16 +137,16 @@ class Remat:
         once.
         """
         cells = [k for k, count in enumerate(num_groups) for _ in range(count)]
-        rules = [
-            remat.get(k, REMAT[0]) if isinstance(remat, Mapping) else remat
-            for k in cells
-        ]
-        again = [i for i, k in enumerate(cells) if k in written]
+        rules = (
+            remat if isinstance(remat, Mapping) else dict.fromkeys(cells, remat)
+        )
+        of_groups = [rules.get(k, REMAT[0]) for k in cells]
+        again = {i for i, k in enumerate(cells) if k in written}
         if has_head:
-            rules[-1] = "never"
-            again = [i for i in again if i < len(cells) - 1]
+            of_groups[-1] = "never"
+            again.discard(len(cells) - 1)
         is_one_each = len(cells) == len(num_groups)
-        return cls(rules, None if is_one_each else [*num_groups], again)
+        return cls(of_groups, None if is_one_each else [*num_groups], again)
 
     def recomputes(self, k: int) -> bool:
         """Returns whether cell k computes a whole micro-batch again."""
@@ -195,11 +193,6 @@ class Remat:
 
 
 # ----------------------------------------------------------------- the passes
-def limited(ops: Iterable[Op], count: int) -> list[Op]:
-    """Without micro-batches from `count` on."""
-    return [op for op in ops if op.micro_batch < count]
-
-
 def grouped(ops: Iterable[Op], groups: Sequence[int]) -> list[Op]:
     """Makes each cell so many groups, which go back in the other order."""
     starts = [*itertools.accumulate(groups, initial=0)]
@@ -213,47 +206,33 @@ def grouped(ops: Iterable[Op], groups: Sequence[int]) -> list[Op]:
     return split
 
 
-def without_gradient(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
-    """Without backward passes of cells that have none."""
-    return [
-        op for op in ops if op.kind == "forward" or facts[op.cell].has_backward
-    ]
-
-
-def whole_backward_passes(
-    ops: Iterable[Op], facts: Sequence[CellFacts]
+def adapted(
+    ops: Iterable[Op], facts: Sequence[CellFacts], count: int
 ) -> list[Op]:
-    """Joins halves that cannot run apart, at the half whose result is awaited.
+    """Adapts operations to the cells, and to `count` micro-batches.
 
-    That is where the input gradient is if the cell before needs it, and where
-    the weight gradient is if none does.
+    Backward passes of cells that have none are left out. Halves that cannot run
+    apart are one, at the half whose result is awaited: where the input gradient
+    is if the cell before needs it, else where the weight gradient is. A head is
+    one operation where its backward pass is: so what it computes of a
+    micro-batch, such as its logits, is not kept from the one to the other.
     """
-    joined = []
+    left = []
     for op in ops:
         cell = facts[op.cell]
+        is_wanted = op.kind == "forward" or cell.has_backward
+        if op.micro_batch >= count or not is_wanted:
+            continue
         if op.kind in HALVES and not (cell.has_halves and cell.needs_dx):
             if (op.kind == "input_gradient") != cell.needs_dx:
                 continue
             op = op._replace(kind="backward")
-        joined.append(op)
-    return joined
-
-
-def at_once(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
-    """Makes the head one operation, where its backward pass is.
-
-    So what it computes of a micro-batch, such as its logits, is not kept from
-    the one to the other.
-    """
-    joined = []
-    for op in ops:
-        cell = facts[op.cell]
         if cell.is_head and cell.has_backward:
             if KINDS[op.kind].sends != "gradients":
                 continue
             op = op._replace(kind="head")
-        joined.append(op)
-    return joined
+        left.append(op)
+    return left
 
 
 def recomputed(
@@ -314,16 +293,6 @@ def on_shards(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
             for op, shard in pairs
         ]
     return moved
-
-
-def placed(ops: Iterable[Op], micro_batch: int, device: int) -> list[Op]:
-    """Numbers operations by the first micro-batch and device of a replica."""
-    if not micro_batch and not device:
-        return list(ops)
-    return [
-        Op(kind, k, m + micro_batch, d + device, keeps)
-        for kind, k, m, d, keeps in ops
-    ]
 
 
 def offloaded(
@@ -422,32 +391,33 @@ def lower(
         counts: How many micro-batches each replica has; some may have none.
     """
     together = any(cell.synchronizes for cell in facts)
-
-    def lowered(schedule: Any, count: int, rules: Remat) -> list[Op]:
-        ops: Sequence[Op] = schedule.ops
-        if count < schedule.num_micro_batches:
-            ops = limited(ops, count)
-        if rules.groups is not None:
-            ops = grouped(ops, rules.groups)
-        ops = without_gradient(ops, facts)
-        ops = whole_backward_passes(ops, facts)
-        ops = at_once(ops, facts)
-        ops = recomputed(ops, facts, rules, schedule.keeps is not None)
-        return on_shards(ops, facts) if shards else ops
-
     longest = schedule_of(max(counts))
     shards = {
         k: cell.shard for k, cell in enumerate(facts) if cell.shard is not None
     }
     others = [shard.device + 1 for shard in shards.values()]
     num_devices = max([longest.num_devices, *others])
-    starts = itertools.accumulate(counts, initial=0)
+
+    def lowered(schedule: Any, count: int, rules: Remat) -> list[Op]:
+        ops: Sequence[Op] = schedule.ops
+        if rules.groups is not None:
+            ops = grouped(ops, rules.groups)
+        ops = adapted(ops, facts, count)
+        ops = recomputed(ops, facts, rules, schedule.keeps is not None)
+        return on_shards(ops, facts) if shards else ops
+
     replicas = []
+    starts = itertools.accumulate(counts, initial=0)
     for r, (start, count) in enumerate(zip(starts, counts)):
         if count:
             whole = longest if together else schedule_of(count)
-            ops = lowered(whole, count, remat)
-            replicas.append(placed(ops, start, r * num_devices))
+            shift = r * num_devices
+            replicas.append(
+                [
+                    Op(kind, k, m + start, d + shift, keeps)
+                    for kind, k, m, d, keeps in lowered(whole, count, remat)
+                ]
+            )
     if together:
         always = Remat(["always"] * len(facts), remat.groups)
         order = lowered(longest, max(counts), always)
@@ -493,8 +463,6 @@ def _in_turn(replicas: list[list[Op]]) -> list[Op]:
     What all begin with, whatever needs no gradient, comes first: what is known
     after the last of them is known before the first backward operation.
     """
-    if len(replicas) == 1:
-        return replicas[0]
     begins = [
         [*itertools.takewhile(lambda op: not op.is_backward, ops)]
         for ops in replicas

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfgpipe.schedules.task import BESIDE, KINDS, Shard, Task
-from tfgpipe.schedules.text import text_of
 
 
 class Op(NamedTuple):
@@ -90,8 +89,55 @@ class Program:
         self._awaited = [*self._awaits()]
 
     def __str__(self) -> str:
-        """Returns a row a device, see `text.py`, and what follows."""
-        return text_of(self, self.simulate(units))
+        """Returns a row a device, and in comments what follows from them.
+
+            device 0  F0  F1+         B1----- R0  B0-----
+            device 1      F0  F1+ B1----- R0  B0-----
+
+        A place in a row is a unit of time. An operation is a letter and its
+        micro-batch, or its cell and micro-batch where cells are not numbered as
+        their devices, as in `F3.0`; `+` says that it keeps what the backward
+        pass needs, and `-` that it takes longer than a unit.
+        """
+        is_plain = all(op.device == op.cell for op in self.ops)
+
+        def word(op: Op) -> str:
+            m = op.micro_batch if is_plain else f"{op.cell}.{op.micro_batch}"
+            return f"{KINDS[op.kind].letter}{m}{'+' * op.keeps}"
+
+        width = 1 + max(len(word(op)) for op in self.ops)
+        digits = len(str(self.num_devices - 1))
+        rows = {
+            (d, "compute"): f"device {d:{digits}}  "
+            for d in range(self.num_devices)
+        }
+        begin = len(rows[0, "compute"])
+        for op, (start, end) in zip(self.ops, self.simulate(units)):
+            lane = op.device, self.lane(op)
+            row = rows.get(lane, f"  {lane[1]}".ljust(begin))
+            taken = word(op).ljust(width)
+            if end - start > 1:
+                taken = word(op).ljust(int(end - start) * width - 1, "-") + " "
+            rows[lane] = row.ljust(begin + int(start * width)) + taken
+        # What goes beside is below what is computed.
+        lanes = ["compute", BESIDE, *(kind.lane for kind in KINDS.values())]
+        order = sorted(rows, key=lambda lane: (lane[0], lanes.index(lane[1])))
+        kinds = {op.kind for op in self.ops}
+        words = [
+            f"{kind.letter} {name.replace('_', ' ')}"
+            for name, kind in KINDS.items()
+            if name in kinds
+        ]
+        if any(op.keeps for op in self.ops):
+            words.append("+ keeps what the backward pass needs")
+        held = ", ".join(map(str, self.held()))
+        lines = [
+            *(rows[lane].rstrip() for lane in order),
+            f"# {', '.join(words)}",
+            f"# bubble {self.bubble():.0%} if cells take equal times; "
+            f"micro-batches that devices hold: {held}",
+        ]
+        return "\n".join(lines + [f"# {self.note}"] * bool(self.note))
 
     @property
     def turns(self) -> list[list[Op]]:

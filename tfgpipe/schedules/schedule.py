@@ -1,7 +1,7 @@
 """Schedules: the tasks of every device, in the order in which it runs them.
 
 What a task is and needs is in `task.py`; known schedules, by name, are in
-`orders/__init__.py`.
+`orders.py`.
 
 Pure Python: nothing here knows TensorFlow. Everything takes time in proportion
 to the number of tasks.
@@ -10,8 +10,9 @@ to the number of tasks.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfgpipe.checks import checked_amount
 from tfgpipe.schedules.lowering import (
@@ -28,10 +29,9 @@ from tfgpipe.schedules.task import (
     as_tasks,
     check_complete,
     in_one_order,
-    needs_among,
     places_of,
+    scheduled_kinds,
 )
-from tfgpipe.schedules.text import tasks_of_text
 
 
 class Schedule:
@@ -100,8 +100,7 @@ class Schedule:
         self.num_micro_batches = 1 + max(t.micro_batch for t in self._place)
         self._devices = {t.cell: d for t, (d, _) in self._place.items()}
         check_complete(self._place, self.num_cells, self.num_micro_batches)
-        needs = needs_among(self._place, self.num_cells)
-        self._order = in_one_order(self._place, needs)
+        self._order = in_one_order(self._place)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -138,10 +137,6 @@ class Schedule:
     def device_of(self, cell: int) -> int:
         """Returns the index of the device that runs a cell."""
         return self._devices[cell]
-
-    def needs(self, task: Task) -> list[Task]:
-        """Returns the tasks of this schedule whose results a task takes."""
-        return [n for n in task.needs(self.num_cells) if n in self._place]
 
     def order(self) -> list[Task]:
         """Returns all tasks, one after the other, nothing before what it needs.
@@ -247,3 +242,127 @@ def _of_ops(
     """Returns the same of operations, checked."""
     checked_amount("link", link, "the time of a transfer")
     return lambda op: duration(op.task), lambda op: link
+
+
+# ------------------------------------------------------------------- from text
+_LABEL = re.compile(r"\s*device\s+([0-9]+)(?!\S)")
+
+_AT = re.compile(r"at position (\d+) of device (\d+)")
+
+_ON = re.compile(r"on device (\d+)")
+
+_WORD = re.compile(r"\S+")
+
+
+class _Word(NamedTuple):
+    """A task, whether it keeps, and where it is written."""
+
+    task: Task
+    keeps: bool
+    line: int
+    end: int
+
+
+def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
+    """Makes something of the tasks that a text says.
+
+    Args:
+        text: As a `Program` is printed; what follows a `#` is left out. Without
+            names of devices, rows are devices 0, 1 and so on. Where no cell is
+            said, it is the device's index.
+        make: Makes it of a list of tasks for each device, and the (cell,
+            micro-batch) whose forward task keeps, or None where that is not
+            said. What it refuses at some position of a device is marked in the
+            text.
+
+    Raises:
+        ValueError: If the text says something else, or `make` refuses it.
+    """
+    lines = text.splitlines()
+    kinds = {KINDS[kind].letter: kind for kind in scheduled_kinds()}
+    task_word = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
+
+    def refused(
+        problem: object, line: int, end: int | None = None
+    ) -> ValueError:
+        """Returns an error with a mark behind a place of the text."""
+        shown, written = [*lines], lines[line]
+        if end is None:
+            end = len(written.partition("#")[0].rstrip())
+        shown[line] = f"{written[:end]} <-- here{written[end:]}"
+        marked = "\n".join(row for row in shown if row.strip())
+        return ValueError(f"{problem}\n{marked}")
+
+    rows: dict[int, list[_Word]] = {}
+    line_of: dict[int, int] = {}
+    for line, with_comment in enumerate(lines):
+        written = with_comment.partition("#")[0]
+        label = _LABEL.match(written)
+        if not written.strip():
+            continue
+        device = int(label[1]) if label else len(rows)
+        words = []
+        for match in _WORD.finditer(written, label.end() if label else 0):
+            word = re.fullmatch(task_word, match[0])
+            if word is None:
+                raise refused(
+                    f"`tasks` must be one of the letters {', '.join(kinds)} "
+                    "each, and its micro-batch or its cell and micro-batch, as "
+                    f"in F0 or F3.0. Received: {match[0]!r}.",
+                    line,
+                    match.end(),
+                )
+            letter, first, second, plus = word.groups()
+            k, m = (device, first) if second is None else (first, second)
+            task = Task(kinds[letter], int(k), int(m))
+            words.append(_Word(task, bool(plus), line, match.end()))
+        if device in rows or not words:
+            received = (
+                f"device {device} again" if words else "a row without tasks"
+            )
+            raise refused(
+                "`tasks` must have one row of tasks a device. Received: "
+                f"{received}.",
+                line,
+            )
+        rows[device], line_of[device] = words, line
+    missing = {*range(len(rows) or 1)} - {*rows}
+    if missing:
+        problem = (
+            "`tasks` must have a row for each device, from 0. Received: no row "
+            f"of device {min(missing)}."
+        )
+        if not rows:
+            raise ValueError(problem)
+        raise refused(problem, line_of[max(rows)])
+    kept = _kept([word for row in rows.values() for word in row], refused)
+    tasks = [[word.task for word in rows[d]] for d in range(len(rows))]
+    try:
+        return make(tasks, kept)
+    except ValueError as error:
+        device = max(rows)
+        if at := _AT.search(str(error)):
+            position, device = map(int, at.groups())
+            place = rows[device][position]
+            raise refused(error, place.line, place.end) from None
+        if on := _ON.search(str(error)):
+            device = int(on[1])
+        raise refused(error, line_of[device]) from None
+
+
+def _kept(
+    words: Sequence[_Word], refused: Callable[..., ValueError]
+) -> frozenset[tuple[int, int]] | None:
+    """Reads which forward tasks keep: cells and micro-batches, or None."""
+    again = {word.task[1:] for word in words if word.task.kind == "recompute"}
+    kept = [word for word in words if word.keeps]
+    for task, _, line, end in kept:
+        if task.kind != "forward" or task[1:] in again:
+            raise refused(
+                "A + must be at a forward task, which keeps what the backward "
+                "pass needs, and of which there is no recomputation. Received: "
+                f"one at {task}. Take it, or the R, out.",
+                line,
+                end,
+            )
+    return frozenset(word.task[1:] for word in kept) or None

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import as_integer
@@ -111,12 +111,7 @@ KINDS = {
     ),
     "recompute": Kind("R", (Need(0, ("forward",)),), is_optional=True),
     "backward": Kind(
-        "B",
-        _FOR_GRADIENTS,
-        units=2,
-        is_backward=True,
-        sends="gradients",
-        ends=True,
+        "B", _FOR_GRADIENTS, 2, is_backward=True, sends="gradients", ends=True
     ),
     "input_gradient": Kind(
         "I", _FOR_GRADIENTS, is_backward=True, sends="gradients"
@@ -124,34 +119,23 @@ KINDS = {
     "weight_gradient": Kind(
         "W", (Need(0, ("input_gradient",)),), is_backward=True, ends=True
     ),
-    "head": Kind(
-        "H",
-        (Need(-1, ("forward",)),),
-        units=3,
-        is_backward=True,
-        sends="gradients",
-        begins=True,
-        ends=True,
-        is_scheduled=False,
-    ),
-    # As slow as pays: a transfer takes half the time of a forward pass.
-    "offload": Kind(
-        "O",
-        (Need(0, ("forward",)),),
-        units=0.5,
-        lane="to host",
-        leaves=True,
-        is_scheduled=False,
-    ),
-    "fetch": Kind(
-        "T",
-        (Need(0, ("offload",)),),
-        units=0.5,
-        lane="from host",
-        begins=True,
-        is_scheduled=False,
-    ),
 }
+# Which schedules have not, and passes add.
+KINDS["head"] = KINDS["backward"]._replace(
+    letter="H",
+    needs=KINDS["forward"].needs,
+    units=3,
+    begins=True,
+    is_scheduled=False,
+)
+# As slow as pays: a transfer takes half the time of a forward pass.
+_TRANSFER = Kind("", (), 0.5, is_scheduled=False)
+KINDS["offload"] = _TRANSFER._replace(
+    letter="O", needs=(Need(0, ("forward",)),), lane="to host", leaves=True
+)
+KINDS["fetch"] = _TRANSFER._replace(
+    letter="T", needs=(Need(0, ("offload",)),), lane="from host", begins=True
+)
 
 
 def scheduled_kinds() -> list[str]:
@@ -181,26 +165,18 @@ class Task(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind}(cell={self.cell}, micro_batch={self.micro_batch})"
 
-    def needs(self, num_cells: int) -> list[Task]:
+    def needs(self) -> list[Task]:
         """Returns the tasks that this one needs, if the schedule has them.
 
         No schedule has all: a cell runs "backward" or "input_gradient", and
-        need not recompute. `needs_among` gives those that there are.
+        need not recompute. `in_one_order` takes those that there are.
         """
         kind = KINDS.get(self.kind)  # an update of weights has none
         return [
-            Task(kind, self.cell + offset, self.micro_batch)
+            Task(other, self.cell + offset, self.micro_batch)
             for offset, kinds in (kind.needs if kind else ())
-            if 0 <= self.cell + offset < num_cells
-            for kind in kinds
+            for other in kinds
         ]
-
-
-def _is_right(task: Task) -> bool:
-    """Returns whether a task is as named schedules make it, at a look."""
-    kind, k, m = task
-    is_known = type(kind) is str and kind in KINDS and KINDS[kind].is_scheduled
-    return is_known and type(k) is type(m) is int and min(k, m) >= 0
 
 
 # Device and position of every task, device by device.
@@ -225,18 +201,15 @@ def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
         )
     return tuple(
         tuple(
-            _as_task(entry, d, position)
+            _as_task(entry, f"at position {position} of device {d}")
             for position, entry in enumerate(tasks_of_device)
         )
         for d, tasks_of_device in enumerate(devices)
     )
 
 
-def _as_task(entry: object, device: int, position: int) -> Task:
+def _as_task(entry: Any, at: str) -> Task:
     """Checks a task that the user wrote, on its own."""
-    if type(entry) is Task and _is_right(entry):
-        return entry
-    at = f"at position {position} of device {device}"
     if not isinstance(entry, (tuple, list)) or len(entry) != 3:
         raise ValueError(
             "`tasks` must hold a `Task` or a tuple (kind, cell, micro-batch) "
@@ -247,14 +220,14 @@ def _as_task(entry: object, device: int, position: int) -> Task:
     if kind not in scheduled_kinds():
         raise ValueError(
             f"`tasks` must be of the kinds {scheduled_kinds()}. Received: "
-            f"{kind!r} {at}. Choose one of them."
+            f"{kind!r} {at}."
         )
-    k, m = (as_integer(index) for index in indices)
+    k, m = map(as_integer, indices)
     if k is None or m is None or min(k, m) < 0:
         raise ValueError(
             "`tasks` must have cells and micro-batches that are integers from "
             f"0. Received: {tuple(entry)!r} {at}. Write (kind, cell, "
-            "micro-batch), in this order."
+            "micro-batch)."
         )
     return Task(kind, k, m)
 
@@ -286,33 +259,33 @@ def check_complete(
 ) -> None:
     """Every micro-batch has its tasks in every cell."""
     is_training = any(task.kind != "forward" for task in places)
-    order = [*KINDS]
     optional = {kind for kind in KINDS if KINDS[kind].is_optional}
     devices = {task.cell: device for task, (device, _) in places.items()}
-    for k in range(num_cells):
-        for m in range(num_micro_batches):
-            has = {kind for kind in KINDS if Task(kind, k, m) in places}
-            needed = {"forward"}
-            if has & {*HALVES}:
-                needed |= {*HALVES}
-            elif is_training:
-                needed |= {"backward"}
-            if needed - has:
-                missing = Task(min(needed - has, key=order.index), k, m)
+    # Not a product, which would be a list of all.
+    pairs = ((k, m) for k in range(num_cells) for m in range(num_micro_batches))
+    for k, m in pairs:
+        has = {kind for kind in KINDS if Task(kind, k, m) in places}
+        needed = ["forward"]
+        if has & {*HALVES}:
+            needed += HALVES
+        elif is_training:
+            needed.append("backward")
+        for kind in needed:
+            if kind not in has:
                 where = f" on device {devices[k]}" if k in devices else ""
                 raise ValueError(
                     "`tasks` must have every task of each of the "
                     f"{num_micro_batches} micro-batches in each of the "
-                    f"{num_cells} cells. Received: no {missing}{where}. Add it."
+                    f"{num_cells} cells. Received: no {Task(kind, k, m)}"
+                    f"{where}. Add it."
                 )
-            if has - needed - optional:
-                whole = _at(Task("backward", k, m), places)
-                raise ValueError(
-                    "`tasks` must have, for a micro-batch in a cell, either a "
-                    "backward, or an input_gradient and a weight_gradient. "
-                    f"Received: both for micro-batch {m} in cell {k}. Remove "
-                    f"{whole}."
-                )
+        if has - {*needed} - optional:
+            raise ValueError(
+                "`tasks` must have, for a micro-batch in a cell, either a "
+                "backward, or an input_gradient and a weight_gradient. "
+                f"Received: both for micro-batch {m} in cell {k}. Remove "
+                f"{_at(Task('backward', k, m), places)}."
+            )
 
 
 def merged(device_of: Mapping[Task, int]) -> list[Task]:
@@ -323,26 +296,19 @@ def merged(device_of: Mapping[Task, int]) -> list[Task]:
     """
     by_device = sorted(device_of, key=device_of.__getitem__)
     places = {task: (device_of[task], i) for i, task in enumerate(by_device)}
-    num_cells = 1 + max(task.cell for task in places)
-    return in_one_order(places, needs_among(places, num_cells))
+    return in_one_order(places)
 
 
-def needs_among(
-    tasks: Collection[Task], num_cells: int
-) -> dict[Task, list[Task]]:
-    """For each task those that it needs, of these."""
-    return {
-        task: [need for need in task.needs(num_cells) if need in tasks]
-        for task in tasks
-    }
-
-
-def in_one_order(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:
+def in_one_order(places: Places) -> list[Task]:
     """Merges the devices' lists into one in which nothing comes too early.
 
     Of the tasks that could be next, the last cell's is taken. If devices would
     wait for each other for ever, it is an error.
     """
+    needs = {
+        task: [need for need in task.needs() if need in places]
+        for task in places
+    }
     # A task waits for those it needs and for the one before on its device.
     waits = {task: len(awaited) for task, awaited in needs.items()}
     followers: dict[Task, list[Task]] = {task: [] for task in needs}
@@ -364,28 +330,26 @@ def in_one_order(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:
             if waits[follower] == 0:
                 heapq.heappush(ready, (-follower.cell, follower))
     if len(order) < len(places):
-        _raise_deadlock(places, needs, set(order))
+        _raise_deadlock(places, needs, {*order})
     return order
 
 
 def _raise_deadlock(
-    places: Places, needs: dict[Task, list[Task]], done: set[Task]
+    places: Places, needs: Mapping[Task, Sequence[Task]], done: set[Task]
 ) -> None:
     """Names the tasks that wait for each other: the first of some devices."""
     next_of: dict[int, Task] = {}
-    for task in places:
+    for task, (device, _) in places.items():
         if task not in done:
-            next_of.setdefault(places[task][0], task)
-    path: list[Task] = []
-    awaited: dict[Task, Task] = {}
+            next_of.setdefault(device, task)
+    path: dict[Task, Task] = {}  # each with what it waits for
     task = next(iter(next_of.values()))
     while task not in path:
-        path.append(task)
-        awaited[task] = next(need for need in needs[task] if need not in done)
-        task = next_of[places[awaited[task]][0]]
+        path[task] = next(need for need in needs[task] if need not in done)
+        task = next_of[places[path[task]][0]]
     waiting = "; ".join(
-        f"{_at(t, places)} waits for {_at(awaited[t], places)}"
-        for t in path[path.index(task) :]
+        f"{_at(t, places)} waits for {_at(path[t], places)}"
+        for t in itertools.dropwhile(lambda t: t != task, path)
     )
     raise ValueError(
         "`tasks` must not let devices wait for ever. Received: "

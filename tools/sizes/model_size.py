@@ -16,7 +16,7 @@ from tfgpipe.costs import LayerSize, Placed, num_params
 from tfgpipe.plans import Machine, Prediction, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model
 from tfgpipe.plans.workload import Workload
-from tfgpipe.profiles import MEASURED, LayerSeconds
+from tfgpipe.profiles import MEASURED
 from tfgpipe.schedules import devices_for
 from tfgpipe.sequence import source_of, too_many_cells
 
@@ -58,10 +58,7 @@ def sized(experiment: Experiment) -> SizedModel:
 
 def by_cost(model: SizedModel, rows: float) -> Workload:
     """For micro-batches of so many rows, where seconds mean nothing."""
-    seconds = [
-        LayerSeconds(dict.fromkeys(MEASURED, size.flops))
-        for size in model.sizes
-    ]
+    seconds = [dict.fromkeys(MEASURED, size.flops) for size in model.sizes]
     return model.workload(seconds, 0.0, rows)
 
 

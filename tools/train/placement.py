@@ -14,7 +14,7 @@ from params import Experiment
 from tfgpipe import internals
 from tfgpipe.devices import local
 from tfgpipe.hosts.addresses import Hosts
-from tfgpipe.monitor import device_memory
+from tfgpipe.monitor import measurements
 from tfgpipe.plans import DeviceMemory, machine_here
 from tfgpipe.schedules import CHUNKS, devices_for
 from tools import devices
@@ -169,7 +169,7 @@ def check_memory(experiment: Experiment) -> None:
 def _memory() -> tuple[float, str]:
     """Bytes of a device, or of the host that all are parts of; and which."""
     if FLAGS.num_virtual_devices or not local.has_accelerator():
-        return device_memory.host_bytes(), _HOST
+        return measurements.host_bytes(), _HOST
     machine = machine_here()
     if machine is None:
         return math.inf, ""

@@ -1,7 +1,6 @@
 """What layers keep for their backward passes, counted by hand."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
@@ -77,15 +76,6 @@ def test_what_cannot_be_differentiated_keeps_nothing():
 
     layers = [kl.Dense(3), kl.Lambda(refusing)]
     assert not any(own.inputs for own in memory(layers, spec(3)))
-
-
-def test_random_state_is_left_alone():
-    keras.utils.set_random_seed(1)
-    behind_weights(kl.Dropout(0.5), spec(3))
-    found = keras.random.uniform((2,))
-    keras.utils.set_random_seed(1)
-    Scaled(), kl.Dropout(0.5)
-    np.testing.assert_array_equal(found, keras.random.uniform((2,)))
 
 
 def test_tensors_are_of_the_step_that_makes_them():

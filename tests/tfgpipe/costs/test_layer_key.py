@@ -59,18 +59,6 @@ def test_what_layers_compute_counts():
     assert layer_key(nested(3)) == layer_key(kl.Dense(3, "relu"))
 
 
-def test_weights_count_that_are_not_used():
-    class Own(kl.Layer):
-        def __init__(self, units):
-            super().__init__()
-            self.own = self.add_weight(shape=(units,))
-
-        def call(self, x):
-            return x * 2.0
-
-    assert layer_key(Own(3)) == layer_key(Own(3)) != layer_key(Own(4))
-
-
 _PROGRAM = """
 import keras
 from tfgpipe.costs import Placed

@@ -54,14 +54,6 @@ def test_tied_weights_count_in_the_first_layer():
     assert num_params(Placed(source, keras.KerasTensor((None, 3)))) == 24
 
 
-def test_frozen_weights_have_no_gradients_and_slots():
-    layer = kl.Dense(3, trainable=False)
-    [size], _ = sizes_of([keras.Input((3,)), layer])
-    assert (size.num_params, size.num_values) == (0, 12)
-    assert size.gradient_bytes == size.slot_bytes == 0
-    assert size.weight_bytes == 4 * 12
-
-
 def test_weights_frozen_in_one_of_equal_layers_are_those_of_that_one():
     """What is frozen inside, the configuration does not tell."""
 
@@ -112,13 +104,6 @@ def test_what_passes_by_is_alive():
     ]
     assert [s.live_bytes for s in sizes] == [4 * 5, 4 * 10, 2 * 4 * 10]
     assert [s.float_bytes for s in sizes] == [0, 4 * 10, 2 * 4 * 10]
-
-
-def test_nothing_is_left_to_be_allocated():
-    from keras.src.backend.common import global_state
-
-    sizes_of([keras.Input((3,)), kl.Dense(10**6), kl.Dense(10**6)])
-    assert not global_state.get_global_attribute("uninitialized_variables")
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,6 @@ def test_layers_of_measured_cells_share_their_seconds_by_cost():
     )
 
 
-def test_as_many_layers_move_as_help_most():
-    cells = layout([1] * 6, [1])
-    assert "move layers '0e' to '0f' to cell 1 (layers_per_cell=[4, 3])" in (
-        advice([6.0, 2.0], cells)
-    )
-
-
 @pytest.mark.parametrize(
     ("seconds", "cells"),
     [
@@ -101,16 +94,6 @@ def test_no_move_is_told_where_none_helps(seconds, cells):
     )
 
 
-def test_move_must_make_no_device_busier():
-    # cell 2 is slow, but its device has little else to do
-    cells = layout([1], [1], [1, 1], [1], devices=[0, 1, 0, 1])
-    found = advice([0.2, 1.3, 1.6, 0.6], cells, name="interleaved")
-    assert found.startswith("cell 2 takes 1.73 times the mean, and no move")
-    # here the other device can take a layer
-    found = advice([0.8, 0.4, 1.6, 0.5], cells, name="interleaved")
-    assert found.startswith("cell 2 takes 1.94 times the mean: move layer '2a'")
-
-
 def test_few_micro_batches_are_told_with_what_more_would_give():
     cells = layout([1], [1], [1], [1])
     assert advice([1.0] * 4, cells, m=4, most=64) == (
@@ -123,11 +106,6 @@ def test_few_micro_batches_are_told_with_what_more_would_give():
     # a schedule of the user's has one M
     found = advice([1.0] * 4, cells, m=4, most=64, ideal=False)
     assert found.startswith("balanced")
-
-
-def test_uneven_cells_come_before_the_bubble():
-    cells = layout([1], [1, 1, 1])
-    assert "move layer '1a'" in advice([1.0, 3.0], cells, m=2, most=64)
 
 
 def spread_out(pause):
@@ -160,18 +138,6 @@ def test_devices_that_wait_between_tasks_are_the_reason():
     assert "Larger micro-batches would help" in found
     found = advise(spread_out(0.05), cells, 16, 64, lambda m: 1 / (m + 1))
     assert found.startswith("balanced")
-
-
-def test_unlike_times_are_the_reason():
-    """The cells are equally busy, but not at the same time."""
-
-    def duration(task):
-        return 3.0 if (task.kind == "forward") == (task.cell == 0) else 1.0
-
-    events = simulated(SCHEDULES["gpipe"](2, 16, 1).program(), duration)
-    found = advise(events, layout([1], [1]), 16, 16, lambda m: 1 / (m + 1))
-    assert "as tasks of a kind do not take equal times in all cells" in found
-    assert timeline.without_waiting(events) == events
 
 
 def test_balanced_cells_are_said_to_be_so():

@@ -1,7 +1,6 @@
 """Pictures of steps and of cells."""
 
 import ast
-import itertools
 import pathlib
 import re
 
@@ -13,7 +12,6 @@ from simulated import events
 
 import tfgpipe
 from tfgpipe.monitor import drawing, plot_cells, save_picture
-from tfgpipe.schedules import CHUNKS, SCHEDULES
 
 
 def boxes(picture):
@@ -24,20 +22,10 @@ def boxes(picture):
     ]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_timeline_has_a_box_a_task(name):
-    tasks = events(name, chunks=CHUNKS[name] or 1, updates=True)
-    drawn = sorted(itertools.chain(*boxes(drawing.timeline_picture(tasks, ""))))
-    assert drawn == sorted(
-        (f"{t.kind}-{t.cell}-{t.micro_batch}", start, end - start)
-        for t, _, start, end in tasks
-    )
-
-
 def test_timeline_in_a_file_has_its_numbers(tmp_path):
     path = tmp_path / "a.svg"
     save_picture(events(), "Epoch 3", "move layer 'a'", path)
-    texts = re.findall(r"<!-- (.*) -->", path.read_text())
+    texts = re.findall(r"<!-- *(.*) -->", path.read_text())
     assert "Epoch 3: bubble 21%, the tasks take 14.0 s" in texts
     assert {"move layer 'a'", "device 1", "21.4% idle"} <= {*texts}
 
@@ -69,13 +57,6 @@ def test_cells_have_a_box_a_call_as_wide_as_its_cost():
     assert picture.subtitle.endswith("cell 0 costs 1.50 times the mean")
     texts = [text.get_text() for text in picture.figure().axes[0].texts]
     assert {"a", "b", "c", "d", "mean"} <= {*texts}
-
-
-def test_replicas_and_groups_are_one_row_a_cell():
-    with tfgpipe.PipelineStrategy(3, 2).scope():
-        in_groups = model(remat_groups=2)
-    labels = [row.label for row in drawing.cells_picture(in_groups).rows]
-    assert len(labels) == 2 and "CPU:0, CPU:2 and 1 more" in labels[0]
 
 
 # --------------------------------------------------------------------- files

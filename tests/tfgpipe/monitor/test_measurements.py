@@ -1,7 +1,6 @@
 """Examples, tokens and FLOPs a second; a step of `fit` with a clock."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from functional import unet
@@ -12,6 +11,7 @@ from tfgpipe import internals
 from tfgpipe.monitor import (
     Rates,
     TimedStep,
+    accelerator_mib,
     flops_of_example,
     measurements,
     tokens_of_example,
@@ -127,30 +127,31 @@ def test_step_takes_the_place_of_one_call_and_measures_when_it_is_warm():
     assert min(event.start for event in step.measured.events) == 0
 
 
-def test_each_kind_of_mini_batch_is_traced_before_it_is_measured():
-    model = compiled(pipeline(m=2))
-    model.make_train_function()
-    step = TimedStep(model)
-    rows = []
-    for batch in (4, 3, 4, 3):
-        x, y = data(batch)
-        batches = tf.data.Dataset.from_tensors((x, y))
-        step.install()
-        model.train_function(iter(batches))
-        rows.append(step.measured and step.measured.num_rows)
-        if step.measured:
-            assert len(step.measured.events) > 2 * batch
-    # the second is of any size
-    assert rows == [None, None, 4, 3]
+# ---------------------------------------------------------- memory of devices
 
 
-def test_installed_step_is_withdrawn():
-    model = compiled(pipeline())
-    model.make_train_function()
-    own = model.train_function
-    step = TimedStep(model)
-    step.install()
-    step.withdraw()
-    step.withdraw()
-    assert model.train_function is own
-    np.testing.assert_array_equal(model.optimizer.iterations, 0)
+def test_accelerators_of_this_process_that_count_are_told(monkeypatch):
+    def info(device):
+        if device == "TPU:0":
+            raise ValueError("not counted")
+        return {"current": 2**20 * int(device[-1]), "peak": 2**22}
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
+    worker = "/job:worker/replica:0/task:1"
+    devices = [
+        "/job:localhost/replica:0/task:0/device:GPU:3",
+        "/device:GPU:3",
+        "/device:TPU:0",
+        f"{worker}/device:GPU:1",
+    ]
+    used = {"GPU:3_current": 3.0, "GPU:3_peak": 4.0}
+    assert accelerator_mib(devices) == used
+    # a worker counts its devices
+    monkeypatch.setattr(
+        measurements, "_local_device", lambda: f"{worker}/device:CPU:0"
+    )
+    assert "GPU:1_peak" in accelerator_mib(devices)
+
+
+def test_memory_of_this_computer_is_known():
+    assert 2**28 < measurements.host_bytes() < 2**50

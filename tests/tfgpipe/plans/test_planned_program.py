@@ -96,12 +96,3 @@ def test_planned_program_is_that_of_the_engine(make, cut):
         rules = (remat,) * len(cut)
         setting = Setting(1, len(cut), tuple(cut), 3, schedule, rules)
         assert setting.program(work).ops == model.program(6).ops
-
-
-def test_loss_keeps_the_outputs():
-    """A language model's last cell was planned to keep its inputs alone."""
-    layers = [keras.Input((8,)), kl.Dense(64, "relu"), kl.Dense(4000)]
-    work = sized(source_of(layers), None, "sgd").by_flops(MACHINES["v100"], 32)
-    last = work.cell(1, 2)
-    assert last.kept == 4 * 32 * (64 + 4000)
-    assert last.facts.recomputes

@@ -103,14 +103,6 @@ def test_memory_limit_is_kept():
     assert fastest[0] >= fastest[1]
 
 
-def test_machines_memory_is_the_limit():
-    with pytest.raises(ValueError, match="Received: 15 MiB for each of 4"):
-        planned(
-            dense(8, 2048),
-            machine=tfgpipe.Machine(1e12, 16e6, 1e9, 1e9),
-        )
-
-
 def test_weights_go_to_the_host_where_no_devices_hold_them():
     layers = dense(8, 64)
     weights = planned(layers, devices=2).best.memory
@@ -130,37 +122,7 @@ def test_what_does_not_fit_is_named():
         planned(layers, memory_limit=1000)
     text = str(info.value)
     assert "The nearest needs" in text and "weights_on='host'" in text
-    # No devices and no rows are enough for the weights of that layer.
-    assert "To make it fit, make layers smaller, or pass `shards` of" in text
-
-
-def test_what_is_told_of_a_plan_that_does_not_fit_makes_it_fit():
-    def fitted(rows=64, devices=2):
-        layers = [keras.Input((256,)), *(kl.Dense(256) for _ in range(8))]
-        return tfgpipe.plan(
-            layers, rows, devices=devices, machine="v100", memory_limit=1.28e6
-        )
-
-    told = "To make it fit, use 8 devices, or pass batch_size=1, or make"
-    with pytest.raises(ValueError, match=told):
-        fitted()
-    for kwargs in ({"devices": 8}, {"rows": 1}):
-        assert max(fitted(**kwargs).device_bytes) <= 1.28e6
-
-
-def test_rows_and_shards_that_lead_nowhere_are_not_told():
-    layers = [keras.Input((64, 8)), kl.GRU(64), kl.Dense(2)]
-    with pytest.raises(ValueError, match=r"fit, make layers smaller\.$"):
-        tfgpipe.plan(layers, 1, devices=2, machine="v100", memory_limit=1e4)
-
-
-def test_slots_are_those_of_the_optimizer():
-    sgd, adam = (
-        sum(own.slots for own in planned(optimizer=o).best.memory)
-        for o in ("sgd", "adam")
-    )
-    assert sgd == 0
-    assert adam == 2 * sum(own.weights for own in planned().best.memory)
+    assert "or make layers smaller, or pass `shards` of that layer" in text
 
 
 def test_replicas_need_their_scope():
@@ -182,11 +144,6 @@ def test_table_has_a_line_for_each_choice():
     assert first.endswith("the plan")
     assert len(others) == len(plan.choices) - 1
     assert all("%: " in line for line in others)
-
-
-def test_more_devices_than_there_are_can_be_planned_for():
-    plan = planned(dense(24), 256, devices=16, machine=MACHINE)
-    assert len(plan.device_bytes) > 4
 
 
 @pytest.mark.parametrize(
@@ -377,22 +334,6 @@ def test_machine_is_that_of_the_gpus_here(monkeypatch):
     found = tfgpipe.plan(dense(), 64, devices=CPUS[:2])
     assert found.memory_limit == 40 * 2**30
     assert "seconds from FLOPs on a100" in str(found)
-
-
-def test_layers_of_bfloat16_are_planned_as_faster():
-    def seconds(policy):
-        layers = [keras.Input((512,))]
-        layers += [kl.Dense(512, dtype=policy) for _ in range(2)]
-        plan = planned(
-            layers,
-            2**16,
-            devices=1,
-            machine="h100",
-            setting={"num_micro_batches": 1},
-        )
-        return plan.step_seconds
-
-    assert seconds("mixed_bfloat16") < seconds("float32")
 
 
 @pytest.mark.parametrize("jit_compile", ["auto", True, False])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tfgpipe.plans.workload import MACHINES, Machine, machine_named, machine_of
+from tfgpipe.plans.workload import MACHINES, Machine, machine_named
 
 FIGURES = {
     "flops": 1e12,
@@ -14,33 +14,11 @@ FIGURES = {
 }
 
 
-def test_machines_are_found_by_name():
-    assert machine_of("v100") is MACHINES["v100"]
-    own = Machine(**FIGURES)
-    assert machine_of(own) is own
-
-
-def test_unknown_machine_is_an_error_that_lists_them():
-    with pytest.raises(ValueError, match=r"'a100'.*Received: machine='b100'"):
-        machine_of("b100")
-
-
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "1", True])
 def test_figures_are_positive_numbers(name, value):
     with pytest.raises(ValueError, match=f"`{name}` of a machine must be"):
         Machine(**{**FIGURES, name: value})
-
-
-def test_latency_may_be_nothing():
-    assert Machine(**FIGURES, latency=0).latency == 0
-    with pytest.raises(ValueError, match=r"`latency`.*a number from 0"):
-        Machine(**FIGURES, latency=-1)
-
-
-def test_efficiency_is_a_share():
-    with pytest.raises(ValueError, match=r"`efficiency`.*at most 1"):
-        Machine(**FIGURES, efficiency=2)
 
 
 def test_seconds_are_those_of_the_dtype_in_which_layers_compute():

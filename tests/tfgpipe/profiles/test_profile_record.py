@@ -19,20 +19,10 @@ def test_seconds_of_three_sizes_are_on_the_lines_between_neighbours():
     assert seconds == [2.5, 5, 8]
 
 
-def test_seconds_of_one_size_are_on_a_line_through_zero():
-    found = profile(layer("a", tasks(4, 3.0)), call_seconds=1.0)
-    assert found.seconds(0, "forward", 8) == 4.0
-
-
 def test_fewer_rows_than_were_measured_take_no_less():
     found = profile(layer("a", tasks(2, 3.0), tasks(6, 7.0)), call_seconds=1.0)
     assert found.seconds(0, "forward", 1) == found.seconds(0, "forward", 2) == 2
     assert profile(layer("a", tasks(4, 3.0))).seconds(0, "forward", 2) == 3
-
-
-def test_seconds_are_never_negative():
-    found = profile(layer("a", tasks(2, 0.5), tasks(4, 9.0)), call_seconds=1.0)
-    assert [found.seconds(0, "forward", rows) for rows in (2, 3)] == [0, 4]
 
 
 def test_halves_of_a_whole_are_all_in_the_second():
@@ -62,14 +52,6 @@ def test_cell_takes_its_layers_and_one_call():
     assert found.task_seconds(1, 3, "forward", 1) == 1 + 1 + 1 + 0.5
     assert found.task_seconds(1, 3, "recompute", 1) == 1 + 2 + 2 + 0.25
     assert found.task_seconds(1, 3, "backward", 1) == 1 + 4 + 4 + 0.25
-
-
-def test_cell_without_a_task_takes_no_time():
-    frozen = layer("a", tasks(1, 2.0), weights=0)
-    found = profile(frozen, frozen, call_seconds=1.0)
-    assert found.task_seconds(0, 2, "forward", 1) == 3.0
-    for kind in ("recompute", "backward"):
-        assert found.task_seconds(0, 2, kind, 1) == 0.0
 
 
 def test_costs_are_the_seconds_of_all_tasks():
@@ -136,17 +118,6 @@ def test_other_files_are_refused_by_name(tmp_path, text, reason):
     path.write_text(text)
     with pytest.raises(ValueError, match=f"other.json.*{reason}"):
         type(profile(layer("a", tasks(1, 1.0)))).load(path)
-
-
-def test_file_cut_short_is_refused_and_written_over(tmp_path):
-    path = tmp_path / "own.json"
-    found = profile(layer("a", tasks(1, 1.0)))
-    found.save(path)
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(ValueError, match=r"own\.json.*JSONDecodeError"):
-        type(found).load(path)
-    found.save(path)
-    assert type(found).load(path) == found
 
 
 def test_file_with_texts_for_seconds_is_refused(tmp_path):

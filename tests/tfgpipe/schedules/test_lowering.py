@@ -2,28 +2,8 @@
 
 import pytest
 
-from tfgpipe.schedules.lowering import REMAT, CellFacts, Remat, lower
+from tfgpipe.schedules.lowering import CellFacts, Remat, lower
 from tfgpipe.schedules.schedule import Schedule
-
-
-@pytest.mark.parametrize(
-    ("rule", "recomputes", "keeps_first", "keeps_others"),
-    [
-        ("always", True, False, False),
-        ("except_last", True, True, False),
-        ("never", False, True, True),
-    ],
-)
-def test_rule_says_what_is_kept(rule, recomputes, keeps_first, keeps_others):
-    assert rule in REMAT
-    remat = Remat([rule])
-    assert remat.recomputes(0) == recomputes
-    assert remat.keeps(0, goes_back_first=True) == keeps_first
-    assert remat.keeps(0, goes_back_first=False) == keeps_others
-
-
-def test_one_rule_is_that_of_every_group_of_every_cell():
-    assert Remat.by_group("never", [3, 3]).rules == ["never"] * 6
 
 
 def test_cells_without_a_rule_have_the_default():

@@ -52,26 +52,6 @@ def test_simulation_gives_the_closed_forms(name, chunks):
             assert held == most, (devices, m)
 
 
-def test_closed_forms_are_those_of_the_papers():
-    for k, m in SIZES:
-        fill_drain = IDEALS["gpipe"](k, m)
-        assert fill_drain.length == 3 * (m + k - 1)
-        assert fill_drain.bubble == pytest.approx((k - 1) / (m + k - 1))
-        assert fill_drain.held == [m] * k
-        flush = IDEALS["1f1b"](k, m)
-        assert flush[:2] == fill_drain[:2]
-        assert flush.held == [min(m, k - i) for i in range(k)]
-        for v in range(1, 5):
-            interleaved = IDEALS["interleaved"](k, m, v)
-            assert interleaved.length == 3 * max(v * m + k - 1, v * k + m - 1)
-            if m >= k:
-                ideal = (k - 1) / (v * m + k - 1)
-                assert interleaved.bubble == pytest.approx(ideal)
-        zero_bubble = IDEALS["zero_bubble"](k, m)
-        assert zero_bubble.length == max(3 * m + k - 1, 2 * m + 2 * k - 1)
-        assert zero_bubble.held == [min(m, k)] * k
-
-
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_length_under_except_last_is_that_of_one_recomputation_less(name):
     for k, m in SIZES:
@@ -81,18 +61,6 @@ def test_length_under_except_last_is_that_of_one_recomputation_less(name):
         assert kept == [m - 1 if name == "gpipe" else 0] * k
         length = program.length(durations(1, 2, recompute=1))
         assert length == 4 * m - 1 + 3 * (k - 1)
-
-
-def test_recomputation_under_zero_bubble_adds_only_its_own_time():
-    for k, m in SIZES:
-        schedule = SCHEDULES["zero_bubble"](k, m)
-        duration = durations(1, 2, recompute=1)
-        if m >= k:
-            facts = [CellFacts()] * k
-            always = schedule.program("always", facts)
-            assert always.length(duration) == 4 * m + k - 1
-            except_first = schedule.program("except_last", facts)
-            assert except_first.length(duration) == 4 * m + k - 2
 
 
 def test_interleaved_with_one_chunk_is_1f1b():
@@ -128,19 +96,6 @@ def test_groups_hide_links(d, m, chunks):
     assert made.length(duration, transfer) == pytest.approx(without + ways)
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize(("d", "m"), [(2, 1), (4, 3), (3, 7), (5, 11)])
-def test_schedules_told_of_links_are_never_longer(d, m, chunks):
-    for link in (0.2, 0.5, 0.9):
-        told = SCHEDULES["interleaved"](d, m, chunks, link_share=link)
-        plain = SCHEDULES["interleaved"](d, m, chunks)
-        duration = durations(1, 2)
-        assert (
-            told.length(duration, 3 * link)
-            <= plain.length(duration, 3 * link) + 1e-9
-        )
-
-
 def test_quotients_are_rounded():
     share = 0.4 / (0.1 + 0.7)
     assert share > 0.5  # in its last bit
@@ -160,19 +115,6 @@ def test_links_that_are_no_share_are_refused(link):
         ValueError, match=r"`link_share` must be .* Received: link_share="
     ):
         SCHEDULES["1f1b"](2, 4, link_share=link)
-
-
-def test_interleaved_puts_cells_on_devices_in_turn():
-    schedule = SCHEDULES["interleaved"](3, 4, 2)
-    assert [schedule.device_of(c) for c in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
-def test_zero_bubble_is_shorter_than_gpipe_and_holds_no_more_than_1f1b_does():
-    for k, m in SIZES:
-        zero_bubble, flush = IDEALS["zero_bubble"](k, m), IDEALS["1f1b"](k, m)
-        assert zero_bubble.length <= flush.length
-        assert (zero_bubble.length < flush.length) == (k > 1)
-        assert max(zero_bubble.held) == max(flush.held)
 
 
 @pytest.mark.parametrize("name", [n for n, own in CHUNKS.items() if own == 1])

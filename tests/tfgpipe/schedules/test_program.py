@@ -13,13 +13,9 @@ from tfgpipe.run import chain
 from tfgpipe.schedules.lowering import (
     CellFacts,
     Remat,
-    grouped,
-    limited,
+    adapted,
     lower,
-    placed,
     recomputed,
-    whole_backward_passes,
-    without_gradient,
 )
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.program import Op, Program, units
@@ -44,23 +40,9 @@ FACTS = CellFacts()
 FROZEN = CellFacts(has_backward=False, needs_dx=False)
 FIRST = CellFacts(needs_dx=False)
 COMPILED = CellFacts(has_halves=False, recomputes=False)
-HALVES = "F0.0 I0.0 W0.0"
 
 
 # ----------------------------------------------------------------- the passes
-def test_micro_batches_that_are_not_there_are_left_out():
-    assert limited(ops("F0.0 F0.1 B0.1 B0.0"), 1) == ops("F0.0 B0.0")
-
-
-def test_groups_go_forward_in_order_and_backward_the_other_way():
-    assert grouped(ops("F0.0 F1.0 I1.0 B0.0"), [2, 1]) == ops(
-        "F0.0 F1.0 F2.0 I2.0 B1.0 B0.0"
-    )
-
-
-def test_what_nothing_trained_asks_for_is_left_out():
-    given = ops("F0.0 F1.0 B1.0 R0.0 B0.0")
-    assert without_gradient(given, [FROZEN, FIRST]) == ops("F0.0 F1.0 B1.0")
 
 
 @pytest.mark.parametrize(
@@ -87,12 +69,6 @@ def test_recomputation_stays_where_a_schedule_has_it():
     assert found == ops("F0.0 R0.0 F0.1 R0.1 B0.1 B0.0")
 
 
-def test_what_has_nothing_to_recompute_does_not():
-    given = ops("F0.0 R0.0 B0.0")
-    found = recomputed(given, [COMPILED], Remat(["always"]))
-    assert found == ops("F0.0 B0.0")
-
-
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
@@ -102,13 +78,8 @@ def test_what_has_nothing_to_recompute_does_not():
     ],
 )
 def test_halves_that_cannot_be_apart_are_one(facts, expected):
-    assert whole_backward_passes(ops("F0.0 I0.0 F0.1 W0.0"), [facts]) == ops(
-        expected
-    )
-
-
-def test_replicas_have_micro_batches_and_devices_of_their_own():
-    assert placed(ops("F0.0+ B0.0"), 3, 2) == ops("F0.3+ B0.3", device=2)
+    given = ops("F0.0 I0.0 F0.1 W0.0")
+    assert adapted(given, [facts], 2) == ops(expected)
 
 
 # --------------------------------------------------------------- all together
@@ -190,28 +161,12 @@ def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
     assert only.program(facts=[FROZEN]).is_forward_first
 
 
-def test_recomputation_needs_no_loss():
-    early = Schedule("F0 R0 F1 B1 B0\nF0 R0 F1 B1 B0").program("always")
-    assert early.is_forward_first
-
-
 def test_wrong_rule_and_facts_of_other_cells_are_refused():
     schedule = SCHEDULES["gpipe"](2, 2)
     with pytest.raises(ValueError, match=r"`remat` must be one of .*'Never'"):
         schedule.program("Never")
     with pytest.raises(ValueError, match="each cell of the schedule, 2"):
         schedule.program("never", [FIRST])
-
-
-def test_weight_gradient_that_is_not_split_is_recomputed_for_when_it_runs():
-    """The first cell held what three micro-batches need, and not one."""
-    program = SCHEDULES["zero_bubble_v"](4, 8, 2).program("always")
-    held = most = 0
-    for op in program.ops:
-        if op.cell == 0:
-            held += (op.kind == "recompute") - (op.kind == "backward")
-            most = max(most, held)
-    assert most == 1
 
 
 # ------------------------------------------------------------- the simulation
@@ -223,11 +178,6 @@ def test_simulation_is_as_early_as_devices_and_links_allow():
     assert program.length() == 6
     assert program.bubble() == 0.5
     assert program.held() == [1, 1]
-
-
-def test_frozen_cells_hold_nothing():
-    schedule = SCHEDULES["gpipe"](2, 3)
-    assert schedule.program(facts=[FROZEN, FIRST]).held() == [0, 3]
 
 
 # --------------------------------------------------------- what devices do run
@@ -372,20 +322,6 @@ def test_text_that_keeps_is_run_and_saved(remat, ran):
     assert again == [(0, 1), (1, 2), (1, 0)]
     copy = tfgpipe.GPipe.from_config(model.get_config())
     assert copy.program(6).ops == model.program(6).ops
-
-
-def test_short_mini_batch_of_fit_has_all_micro_batches(ran):
-    """The program of the short one, as it would be alone, was printed."""
-    model = pipeline(m=4)
-    model.compile("sgd", "mse")
-    x, y = data(11)
-    model.fit(x, y, batch_size=8, verbose=0)
-    program = model.program(None)
-    assert [*ran.values()] == [
-        [op.task for op in own] for own in program.by_device
-    ]
-    assert "of unknown numbers of rows" in str(program)
-    assert len(program.ops) > len(model.program(3).ops)
 
 
 def test_events_number_devices_as_the_program_does():

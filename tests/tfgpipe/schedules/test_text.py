@@ -25,12 +25,6 @@ def test_cells_are_named_where_they_are_not_the_devices():
     assert first == "device 0  F0.0+ F1.0+ B1.0------- B0.0-------"
 
 
-def test_many_devices_are_aligned():
-    rows = str(SCHEDULES["gpipe"](11, 1).program()).splitlines()
-    assert rows[0].startswith("device  0  F0+")
-    assert rows[10].startswith("device 10  ")
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("devices", "m"), [(1, 1), (2, 3), (3, 12)])
 def test_text_can_be_read_back(name, devices, m):
@@ -69,14 +63,6 @@ def test_what_a_text_says_is_what_runs(text, runs, remat):
     assert Schedule(str(schedule)) == schedule
     again = Schedule(str(program)).program(remat)
     assert again.ops == program.ops
-
-
-def test_what_a_text_does_not_say_is_said_by_remat():
-    schedule = Schedule("F0 F1 R0 B1 B0")
-    assert schedule.keeps is None
-    never, always = map(schedule.program, ("never", "always"))
-    assert str(never).splitlines()[0].split()[2:4] == ["F0", "F1+"]
-    assert [op.kind for op in always.ops].count("recompute") == 2
 
 
 REFUSED = {

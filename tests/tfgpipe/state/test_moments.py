@@ -289,7 +289,7 @@ def test_partners_have_their_tasks_together(m):
         assert len({i - starts[r] for r, (_, _, i) in zip(owners, group)}) == 1
     places = {task: n for n, group in enumerate(groups) for task in group}
     for task, n in places.items():
-        assert all(places[t] < n for t in task.needs(2) if t in places)
+        assert all(places[t] < n for t in task.needs() if t in places)
     assert sum(task.kind == "forward" for task in every) == 2 * (3 * m + 2)
     recomputed = {i for kind, _, i in every if kind == "recompute"}
     assert recomputed == {*range(3 * m + 2)} - {*starts}

@@ -20,7 +20,7 @@ import tfgpipe
 from params import datasets, registry
 from params.images import Images
 from tfgpipe.devices import local
-from tfgpipe.monitor import device_memory
+from tfgpipe.monitor import measurements
 from tfgpipe.state import flow
 from tools import devices
 from tools.sizes.model_size import num_parameters, predicted
@@ -412,7 +412,7 @@ def test_model_larger_than_the_memory_is_refused_before_it_is_built(
     monkeypatch, capsys
 ):
     least = held(lambda own: own.weights + own.slots + own.gradients)
-    monkeypatch.setattr(device_memory, "host_bytes", lambda: least - 1.0)
+    monkeypatch.setattr(measurements, "host_bytes", lambda: least - 1.0)
     monkeypatch.setattr(train, "Trainer", None)  # not reached
     assert run(params=TINY.name) == 2
     error = capsys.readouterr().err

@@ -28,10 +28,11 @@ from tfgpipe.checks import as_integer, checked_amount, checked_counts, is_amount
 from tfgpipe.schedules.orders import (
     CHUNKS,
     SCHEDULES,
+    TASKS,
     WITH_LINKS,
+    Running,
     devices_of_cells,
 )
-from tfgpipe.schedules.orders.halves import TASKS, Running
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 
@@ -122,39 +123,49 @@ def _checked(
     """Checks the arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
     cells = [_listed(item) for item in _listed(durations)]
-    if not cells or not all(
-        len(item) == len(TASKS) and all(map(is_amount, item)) for item in cells
-    ):
-        raise ValueError(
-            "`durations` must have three finite numbers from 0 for each cell: "
-            "of its forward task, of the gradient of its inputs, and of the "
-            f"gradient of its weights. Received: durations={durations!r}."
-        )
     k = len(cells)
     cell_sizes = [1.0] * k if sizes is None else _listed(sizes)
-    if len(cell_sizes) != k or not all(map(is_amount, cell_sizes)):
-        raise ValueError(
-            f"`sizes` must have a finite number from 0 for each of the {k} "
-            f"cells. Received: sizes={sizes!r}."
-        )
-    indices = range(k) if devices is None else _listed(devices)
+    indices = [*range(k)] if devices is None else _listed(devices)
     places = [p for p in map(as_integer, indices) if p is not None]
     used = sorted(set(places))
-    if len(places) != k or len(indices) != k or used != [*range(len(used))]:
-        raise ValueError(
-            f"`devices` must have the index of a device for each of the {k} "
-            "cells, and leave none out. Received: "
-            f"devices={devices!r}."
-        )
     is_one = isinstance(memory, numbers.Real)
     most = [memory] * len(used) if is_one else _listed(memory)
-    if len(most) != len(used) or not all(
-        is_amount(item) or item == math.inf for item in most
+    are_triples = all(
+        len(item) == len(TASKS) and all(map(is_amount, item)) for item in cells
+    )
+    for name, value, is_right, wanted in (
+        (
+            "durations",
+            durations,
+            cells and are_triples,
+            "have three finite numbers from 0 for each cell: of its forward "
+            "task, of the gradient of its inputs, and of its weights'",
+        ),
+        (
+            "sizes",
+            sizes,
+            len(cell_sizes) == k and all(map(is_amount, cell_sizes)),
+            f"have a finite number from 0 for each of the {k} cells",
+        ),
+        (
+            "devices",
+            devices,
+            len(places) == len(indices) == k and used == [*range(len(used))],
+            f"have the index of a device for each of the {k} cells, and leave "
+            "none out",
+        ),
+        (
+            "memory",
+            memory,
+            len(most) == len(used)
+            and all(is_amount(item) or item == math.inf for item in most),
+            f"be a number from 0, or one for each of the {len(used)} devices",
+        ),
     ):
-        raise ValueError(
-            "`memory` must be a number from 0, or one for each of the "
-            f"{len(used)} devices. Received: memory={memory!r}."
-        )
+        if not is_right:
+            raise ValueError(
+                f"`{name}` must {wanted}. Received: {name}={value!r}."
+            )
     way = checked_amount("link", link, "the time of a transfer")
     seconds = [dict(zip(TASKS, map(float, item))) for item in cells]
     rounded = [_ROUNDING * float(item) for item in most]
@@ -173,15 +184,13 @@ def _named(work: UnequalCells) -> Iterator[Schedule]:
     """Yields the schedules with names that have the cells where they are."""
     num_devices = 1 + max(work.devices)
     chunks, rest = divmod(len(work.devices), num_devices)
-    if rest:
-        return
     shape = num_devices, work.num_micro_batches, chunks
     for name, num_chunks in CHUNKS.items():
-        if num_chunks not in (None, chunks):
+        # One cell a device: which is "1f1b" then, or "gpipe".
+        is_right = chunks > 1 if num_chunks is None else num_chunks == chunks
+        if rest or not is_right:
             continue
-        if num_chunks is None and chunks == 1:
-            continue  # which is "1f1b" then, or "gpipe"
-        if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
+        if [*devices_of_cells(name, num_devices, chunks)] == work.devices:
             yield SCHEDULES[name](*shape)
             if work.link and name in WITH_LINKS:
                 yield SCHEDULES[name](*shape, link_share=_share(work))
@@ -216,20 +225,16 @@ def _starts(work: UnequalCells) -> Iterator[tuple[Policy, list[int]]]:
             ways[k] += 2 * work.link
     behind = [*itertools.accumulate(reversed(ways))][::-1]
     several = (False, True) if len(busy) < len(ways) else (False,)
-    limited = (False, True) if min(work.most) < math.inf else (False,)
+    reserves = several if min(work.most) < math.inf else (False,)
     for scale in _SCALES:
         limits = [
             max(1, math.ceil(min(scale * way / period, work.num_micro_batches)))
             for way in behind
         ]
-        for first, forward, backward, reserves in itertools.product(
-            (True, False),
-            several,
-            several,
-            limited if several[1:] else (False,),
+        for choice in itertools.product(
+            (True, False), several, several, reserves
         ):
-            policy = Policy(first, forward, backward, reserves)
-            yield policy, [*limits]
+            yield choice, [*limits]
 
 
 def _changes(limits: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -273,21 +278,10 @@ class UnequalCells(NamedTuple):
         return all(n <= most for n, most in zip(held, self.most))
 
 
-class Policy(NamedTuple):
-    """The preferences of a device.
-
-    Attributes:
-        gradients_first: Gradients to forward tasks.
-        last_forward: The last of its cells, of forward tasks.
-        last_backward: The last of its cells, of gradients.
-        reserves: Whether a micro-batch comes to a device only if there is
-            room for it in all cells there.
-    """
-
-    gradients_first: bool
-    last_forward: bool
-    last_backward: bool
-    reserves: bool
+# The preferences of a device: gradients to forward tasks; of forward tasks, and
+# of gradients, the last of its cells; and whether a micro-batch comes to a
+# device only if there is room for it in all cells there.
+Policy = tuple[bool, bool, bool, bool]
 
 
 def run(
@@ -298,68 +292,50 @@ def run(
     Cells have at most `limits` micro-batches under way. The length is infinite
     if the devices come to a stop, each without room for what it could run.
     """
-    choice = _Choice(work, policy, limits)
-    running = choice.running
-    length = running.run(choice.next_task, work.duration, work.link)
-    done = [counts["weight_gradient"] for counts in running.ended]
-    is_done = min(done) == work.num_micro_batches
-    return running.tasks, length if is_done else math.inf
-
-
-class _Choice:
-    """Chooses the tasks of devices by a policy."""
-
-    def __init__(
-        self, work: UnequalCells, policy: Policy, limits: Sequence[int]
-    ):
-        self._work = work
-        self._limits = limits
-        self.running = Running(work.devices, work.sizes)
-        cells = [
-            [k for k, device in enumerate(work.devices) if device == d]
-            for d in range(len(work.most))
+    gradients_first, last_forward, last_backward, reserves = policy
+    running = Running(work.devices, work.sizes)
+    cells: list[list[int]] = [[] for _ in work.most]
+    for k, device in enumerate(work.devices):
+        cells[device].append(k)
+    # For each device, kinds of tasks and its cells, the preferred first.
+    wishes = []
+    for of_device in cells:
+        turned = of_device[::-1]
+        first = [
+            ("input_gradient", turned if last_backward else of_device),
+            ("forward", turned if last_forward else of_device),
         ]
-        # For each device, kinds of tasks and its cells, the preferred first.
-        self._wishes = []
-        for of_device in cells:
-            turned = of_device[::-1]
-            wishes = [
-                (
-                    "input_gradient",
-                    turned if policy.last_backward else of_device,
-                ),
-                ("forward", turned if policy.last_forward else of_device),
-            ]
-            if not policy.gradients_first:
-                wishes.reverse()
-            self._wishes.append([*wishes, ("weight_gradient", of_device)])
-        # What a micro-batch will take in the cells of a device yet to come.
-        self._room = [
-            sum(
-                work.sizes[c]
-                for c in cells[device]
-                if c == k or (policy.reserves and c > k)
-            )
-            for k, device in enumerate(work.devices)
-        ]
+        if not gradients_first:
+            first.reverse()
+        wishes.append([*first, ("weight_gradient", of_device)])
+    # What a micro-batch will take in the cells of a device yet to come.
+    room = [
+        sum(
+            work.sizes[c]
+            for c in cells[device]
+            if c == k or (reserves and c > k)
+        )
+        for k, device in enumerate(work.devices)
+    ]
 
-    def next_task(self, device: int) -> Task | None:
-        """Returns the task that a device runs now, if there is one."""
-        running = self.running
-        for kind, cells in self._wishes[device]:
-            for k in cells:
+    def may_begin(device: int, k: int, m: int) -> bool:
+        return (
+            m < work.num_micro_batches
+            and m - running.ended[k]["input_gradient"] < limits[k]
+            and running.held[device] + room[k] <= work.most[device]
+        )
+
+    def next_task(device: int) -> Task | None:
+        for kind, of_device in wishes[device]:
+            for k in of_device:
                 m = running.started[k][kind]
                 if running.is_ready(kind, k, m) and (
-                    kind != "forward" or self._may_begin(device, k, m)
+                    kind != "forward" or may_begin(device, k, m)
                 ):
                     return Task(kind, k, m)
         return None
 
-    def _may_begin(self, device: int, k: int, m: int) -> bool:
-        """Returns whether a forward task is within the limits."""
-        running, work = self.running, self._work
-        return (
-            m < work.num_micro_batches
-            and m - running.ended[k]["input_gradient"] < self._limits[k]
-            and running.held[device] + self._room[k] <= work.most[device]
-        )
+    length = running.run(next_task, work.duration, work.link)
+    done = [counts["weight_gradient"] for counts in running.ended]
+    is_done = min(done) == work.num_micro_batches
+    return running.tasks, length if is_done else math.inf

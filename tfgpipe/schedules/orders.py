@@ -1,28 +1,7 @@
-"""Schedules of halves of backward passes: of zero bubble, and of V shapes.
+"""The orders of the schedules that have a name.
 
-The order of a device's forward tasks and input gradients is given. Its weight
-gradients run where it would wait for another device, where it holds as many
-micro-batches as it may, and at the end, see `filled`:
-
-    given   f0 f1 .. i0 f2 i1 .. i2
-    filled  f0 f1 .. i0 f2 i1 w0 i2 w1 w2
-
-In a V, device d of D has two cells: d, and 2 D - 1 - d. A micro-batch goes
-forward to the last device and back to the first one, which has the loss; its
-gradient goes the same way:
-
-    device 0    0         7     forward tasks and input gradients of cells
-    device 1      1     6
-    device 2        2 5
-    device 3        3 4
-
-What a device holds is what lies between a cell's forward task and its weight
-gradient. Every device has long waits in one cell and short ones in the other:
-so all hold the same, and how much follows from the pace of the micro-batch, the
-*gaps* from one device to the next.
-
-References: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), of the V in
-section 6, and [Qi et al., 2024](https://arxiv.org/abs/2405.15362), section 3.
+First those whose backward passes are whole: all forward, then all backward; or
+backward as soon as possible. Then those of halves of backward passes.
 
 Pure Python: nothing here knows TensorFlow.
 """
@@ -30,12 +9,178 @@ Pure Python: nothing here knows TensorFlow.
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
+import math
 from collections.abc import Callable, Sequence
 
-from tfgpipe.schedules.orders.whole_backward import interleaved
+from tfgpipe.checks import checked_amount, checked_shape
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
+
+_ROUNDING = 1e-9  # of quotients
+
+
+def gpipe(num_devices: int, num_micro_batches: int) -> Schedule:
+    """Fill-drain: all forward, then all backward, last micro-batch first.
+
+    Example:
+
+    >>> [f"{kind[0]}{m}" for kind, _, m in gpipe(2, 3).tasks[0]]
+    ['f0', 'f1', 'f2', 'b2', 'b1', 'b0']
+
+    Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure 2c
+    """
+    return breadth_first(num_devices, num_micro_batches)
+
+
+def breadth_first(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """As `gpipe`, with several cells on each device, one after the other.
+
+    A device runs all micro-batches through a cell before it goes on to its
+    next one: weights that are elsewhere are sent to it twice a mini-batch.
+
+    Args:
+        num_devices: D, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: V, the cells of a device; cell c is on device c mod D.
+
+    Example:
+
+    >>> [f"{kind[0]}{c}.{m}" for kind, c, m in breadth_first(2, 2, 2).tasks[0]]
+    ['f0.0', 'f0.1', 'f2.0', 'f2.1', 'b2.1', 'b2.0', 'b0.1', 'b0.0']
+
+    Reference: [Lamy-Poirier, 2022](https://arxiv.org/abs/2211.05953)
+    """
+    tasks = []
+    for d in range(num_devices):
+        forward = [
+            Task("forward", v * num_devices + d, m)
+            for v in range(num_chunks)
+            for m in range(num_micro_batches)
+        ]
+        back = [task._replace(kind="backward") for task in reversed(forward)]
+        tasks.append(forward + back)
+    return Schedule(tasks)
+
+
+def interleaved(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 1,
+    link_share: float = 0.0,
+) -> Schedule:
+    """Several cells on each device, so that pipelines fill and drain faster.
+
+    Micro-batches go through the V cells of a device in groups of at least D,
+    where there are as many, so that M need not be a multiple of D. Before its
+    first backward task a device runs as many forward tasks as are under way
+    then: a group in each further round, and one for each device that follows,
+    one less than in the reference. That is as short where a tensor is on the
+    next device at once. For links that take time, one more for each device
+    that follows hides up to half of a cell's time, two more a whole one: all
+    but the first way there and the last one back.
+
+    Args:
+        num_devices: D, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: V, the cells of a device; cell c is on device c mod D.
+        link_share: How long a tensor takes from a device to the next, as a
+            share of what a cell takes for a micro-batch: forward, backward, and
+            to compute again.
+
+    Example:
+
+    >>> [interleaved(4, 16, link_share=s).held()[0] for s in (0, 0.25, 1)]
+    [4, 7, 10]
+
+    References: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2;
+    for links [Zhuang et al., 2022](https://arxiv.org/abs/2211.05322), 4
+    """
+    share = checked_amount(
+        "link_share", link_share, "a transfer's share of a cell's time"
+    )
+    share = min(share, num_micro_batches)  # all are under way then
+    # A group goes through a device's cells together. It comes back to a device
+    # when it has been on all others: with as many micro-batches as devices, or
+    # more, the device has work until then; links take as many more as forward
+    # tasks, a third of a cell's time, fit in them.
+    least = math.ceil(num_devices * (1 + 3 * share) - _ROUNDING)
+    num_groups = max(1, num_micro_batches // least)
+    small, large = divmod(num_micro_batches, num_groups)
+    visits, start = [], 0  # (chunk, micro-batch), as a device runs them forward
+    for i in range(num_groups):
+        group = range(start, start + small + (i < large))
+        visits += [(v, m) for v in range(num_chunks) for m in group]
+        start = group.stop
+    last = num_chunks - 1
+    # For each device that follows.
+    under_way = 1 + math.ceil(2 * share - _ROUNDING)
+    tasks = []
+    for d in range(num_devices):
+        forward = [Task("forward", v * num_devices + d, m) for v, m in visits]
+        backward = [
+            Task("backward", (last - v) * num_devices + d, m) for v, m in visits
+        ]
+        warm_up = under_way * (num_devices - 1 - d) + last * (
+            small + (large > 0)
+        )
+        tasks_of_device = forward[:warm_up]
+        for i, task in enumerate(backward):
+            tasks_of_device += [*forward[warm_up + i : warm_up + i + 1], task]
+        tasks.append(tasks_of_device)
+    return Schedule(tasks)
+
+
+def one_forward_one_backward(
+    num_devices: int,
+    num_micro_batches: int,
+    link_share: float = 0.0,
+) -> Schedule:
+    """Goes backward as soon as possible, then forward and backward in turns.
+
+    Takes as long as `gpipe`, and holds fewer micro-batches.
+
+    Example:
+
+    >>> tasks = one_forward_one_backward(2, 3).tasks[0]
+    >>> [f"{kind[0]}{m}" for kind, _, m in tasks]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+
+    Reference: PipeDream-flush,
+    [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), section 3.2
+    """
+    return interleaved(num_devices, num_micro_batches, link_share=link_share)
+
+
+# ------------------------------------------------- halves of backward passes
+# Schedules of halves of backward passes: of zero bubble, and of V shapes.
+#
+# The order of a device's forward tasks and input gradients is given. Its weight
+# gradients run where it would wait for another device, where it holds as many
+# micro-batches as it may, and at the end, see `filled`:
+#
+#     given   f0 f1 .. i0 f2 i1 .. i2
+#     filled  f0 f1 .. i0 f2 i1 w0 i2 w1 w2
+#
+# In a V, device d of D has two cells: d, and 2 D - 1 - d. A micro-batch goes
+# forward to the last device and back to the first one, which has the loss; its
+# gradient goes the same way:
+#
+#     device 0    0         7     forward tasks and input gradients of cells
+#     device 1      1     6
+#     device 2        2 5
+#     device 3        3 4
+#
+# What a device holds is what lies between a cell's forward task and its weight
+# gradient. Every device has long waits in one cell and short ones in the other:
+# so all hold the same, and how much follows from the *gaps* of a micro-batch
+# from one device to the next.
+#
+# References: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), of the V in
+# section 6, and [Qi et al., 2024](https://arxiv.org/abs/2405.15362), section 3.
 
 # A micro-batch has six tasks on each device: forward, input gradient and
 # weight gradient of two cells.
@@ -61,10 +206,10 @@ def filled(
 
     def choose(d: int) -> Task | None:
         task = waiting[d][0] if waiting[d] else None
-        is_ready = task is not None and running.is_ready(*task)
         is_full = running.held[d] >= most_held[d]
+        is_ready = task is not None and running.is_ready(*task)
         if late[d] and (
-            task is None or not is_ready or (task.kind == "forward" and is_full)
+            not is_ready or (task and task.kind == "forward" and is_full)
         ):
             return late[d].popleft()
         if task is None or not is_ready:
@@ -179,18 +324,16 @@ def zero_bubble(num_devices: int, num_micro_batches: int) -> Schedule:
     for k, order in enumerate(
         interleaved(num_devices, num_micro_batches).tasks
     ):
+        late = [Task("weight_gradient", k, m) for m in range(num_micro_batches)]
         tasks_of_device = []
-        for kind, _, m in order:
-            if kind == "forward":
-                tasks_of_device.append(Task(kind, k, m))
-                continue
-            tasks_of_device.append(Task("input_gradient", k, m))
-            if m >= k:
-                tasks_of_device.append(Task("weight_gradient", k, m - k))
-        late = range(max(0, num_micro_batches - k), num_micro_batches)
-        tasks.append(
-            tasks_of_device + [Task("weight_gradient", k, m) for m in late]
-        )
+        for task in order:
+            if task.kind == "forward":
+                tasks_of_device.append(task)
+            else:
+                tasks_of_device.append(task._replace(kind="input_gradient"))
+                if task.micro_batch >= k:
+                    tasks_of_device.append(late.pop(0))
+        tasks.append(tasks_of_device + late)
     return Schedule(tasks)
 
 
@@ -311,42 +454,89 @@ def _dualpipe_tasks(d: int, rank: int, m: int) -> list[Task]:
     late: collections.deque[Task] = collections.deque()
     tasks: list[Task] = []
 
-    def add(kind: str, chunk: int, times: int = 1) -> None:
-        for _ in range(times):
+    def add(*chosen: tuple[str, int]) -> None:
+        for kind, chunk in chosen:
             way = "forward" if kind == "forward" else "backward"
             tasks.append(Task(kind, cells[chunk], run[way, chunk]))
             run[way, chunk] += 1
             if kind == "input_gradient":
                 late.append(tasks[-1]._replace(kind="weight_gradient"))
 
-    def add_late() -> None:
-        tasks.append(late.popleft())
-
+    forward, back = (
+        [(kind, c) for c in (0, 1)] for kind in ("forward", "backward")
+    )
+    half = [("input_gradient", c) for c in (0, 1)]
     before_turn = d - 1 - rank
-    add("forward", 0, 2 * before_turn)
-    for _ in range(rank + 1):
-        add("forward", 0)
-        add("forward", 1)
+    add(*[forward[0]] * (2 * before_turn))
+    add(*forward * (rank + 1))
     for _ in range(before_turn):
-        add("input_gradient", 1)
-        add_late()
-        add("forward", 1)
-    for _ in range(m - 2 * d + rank + 1):
-        add("forward", 0)
-        add("backward", 1)
-        add("forward", 1)
-        add("backward", 0)
-    for _ in range(before_turn):
-        add("backward", 1)
-        add("forward", 1)
-        add("backward", 0)
+        add(half[1])
+        tasks.append(late.popleft())
+        add(forward[1])
+    add(*[forward[0], back[1], forward[1], back[0]] * (m - 2 * d + rank + 1))
+    add(*[back[1], forward[1], back[0]] * before_turn)
     # The second half of the rest is in halves.
     for i in range(2 * (rank + 1)):
-        kind = "input_gradient" if i > rank else "backward"
-        add(kind, 1 - i % 2)
+        add((half if i > rank else back)[1 - i % 2])
     for _ in range(before_turn):
-        add_late()
-        add("input_gradient", 0)
-    while late:
-        add_late()
-    return tasks
+        tasks.append(late.popleft())
+        add(half[0])
+    return [*tasks, *late]
+
+
+# -------------------------------------------------------------------- by name
+# How many cells a device has; None where it may be any number.
+_ORDERS: dict[str, tuple[Callable[..., Schedule], int | None]] = {
+    "gpipe": (gpipe, 1),
+    "1f1b": (one_forward_one_backward, 1),
+    "interleaved": (interleaved, None),
+    "breadth_first": (breadth_first, None),
+    "zero_bubble": (zero_bubble, 1),
+    "zero_bubble_2p": (zero_bubble_2p, 1),
+    "zero_bubble_v": (zero_bubble_v, 2),
+    "v_half": (v_half, 2),
+    "v_min": (v_min, 2),
+    "dualpipe_v": (dualpipe_v, 2),
+}
+
+CHUNKS = {name: chunks for name, (_, chunks) in _ORDERS.items()}
+
+
+def _checked(
+    order: Callable[..., Schedule], wanted: int | None
+) -> Callable[..., Schedule]:
+    def schedule(
+        num_devices: int,
+        num_micro_batches: int,
+        num_chunks: int = wanted or 1,
+        **options: float,
+    ) -> Schedule:
+        d, m, v = checked_shape(
+            num_devices, num_micro_batches, num_chunks, wanted
+        )
+        return order(d, m, *([v] if wanted is None else []), **options)
+
+    return schedule
+
+
+# By D devices, M micro-batches, and V cells a device.
+SCHEDULES = {name: _checked(*pair) for name, pair in _ORDERS.items()}
+
+WITH_LINKS = ("1f1b", "interleaved")  # that can be told of them
+
+
+def devices_for(name: str, num_cells: int, num_devices: int) -> int:
+    """Returns how many of the devices a schedule uses for K cells."""
+    chunks = CHUNKS[name]
+    if chunks is None:
+        return max(1, min(num_cells, num_devices))
+    return num_cells // chunks
+
+
+@functools.cache
+def devices_of_cells(
+    name: str, num_devices: int, num_chunks: int
+) -> tuple[int, ...]:
+    """Returns the device of each cell, for V cells a device."""
+    schedule = SCHEDULES[name](num_devices, 1, num_chunks)
+    return tuple(map(schedule.device_of, range(schedule.num_cells)))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tfgpipe.schedules import SCHEDULES, Schedule, search
-from tfgpipe.schedules.orders import CHUNKS, auto, devices_of_cells
+from tfgpipe.schedules.orders import CHUNKS, devices_of_cells
 
 EQUAL = [(1, 1, 1)] * 4
 
@@ -78,21 +78,6 @@ def test_equal_cells_have_the_bound_of_zero_bubble():
     assert search(EQUAL, 8, 4, devices=v).length(duration_of(EQUAL)) == 49
 
 
-@pytest.mark.parametrize("link", [0.0, 0.3, 1.0])
-def test_policies_take_as_long_as_they_say(link):
-    for durations, m, _, devices, _ in cases(2, 10):
-        seconds = [dict(zip(auto.TASKS, own)) for own in durations]
-        places = devices or [*range(len(durations))]
-        most = [math.inf] * (1 + max(places))
-        work = auto.UnequalCells(
-            seconds, [1] * len(places), places, most, m, link
-        )
-        policy = auto.Policy(True, False, False, False)
-        tasks, length = auto.run(work, policy, [2] * len(places))
-        found = Schedule(tasks).length(work.duration, link)
-        assert length == pytest.approx(found)
-
-
 def test_orders_leave_room_for_transfers():
     duration, link = duration_of(EQUAL), 0.75
     without = search(EQUAL, 16).length(duration, link)
@@ -102,17 +87,6 @@ def test_orders_leave_room_for_transfers():
     found = search(durations, 4, 4, link=1)
     assert found.length(duration_of(durations), 1) == 7
     assert search(EQUAL, 4, link=1e308).num_devices == 4
-
-
-def test_unequal_cells_take_less_than_by_any_name():
-    durations = [(1, 1, 1), (1, 1, 1), (1, 3, 1), (1, 1, 3)]
-    duration = duration_of(durations)
-    named = min(
-        SCHEDULES[name](4, 6).length(duration)
-        for name, chunks in CHUNKS.items()
-        if chunks == 1
-    )
-    assert search(durations, 6).length(duration) < named
 
 
 def test_orders_are_the_best_of_all_where_all_can_be_tried():
@@ -152,11 +126,6 @@ def every_length(durations):
         except ValueError:  # the devices would wait for each other
             continue
         yield schedule.length(duration_of(durations))
-
-
-def test_sums_are_rounded():
-    found = search([(1, 1, 1)] * 2, 1, 0.3, sizes=[0.1, 0.2], devices=[0, 0])
-    assert found.num_devices == 1
 
 
 def test_memory_of_each_device_and_sizes_of_cells_count():

@@ -1,10 +1,6 @@
 """Weight gradients where a device would wait, or is full."""
 
-import pytest
-
-from tfgpipe.schedules.orders import SCHEDULES
-from tfgpipe.schedules.orders.halves import filled
-from tfgpipe.schedules.task import Task
+from tfgpipe.schedules.orders import SCHEDULES, filled
 
 
 def orders(k, m):
@@ -37,24 +33,5 @@ def test_what_a_device_may_hold_is_kept_to():
         assert schedule.held() == [most]
 
 
-def test_order_is_the_one_given():
-    given = orders(3, 5)
-    schedule = filled(given, [3] * 3)
-    for own, filled_up in zip(given, schedule.tasks, strict=True):
-        rest = [t for t in filled_up if t.kind != "weight_gradient"]
-        assert rest == own
-
-
 def test_an_order_that_needs_more_than_may_be_held_is_run():
     assert filled(orders(4, 4), [1] * 4).held() == [4, 3, 2, 1]
-
-
-@pytest.mark.parametrize("factor", [0.25, 4])
-def test_durations_say_where_a_device_would_wait(factor):
-    def duration(task):
-        return factor if task.kind == "weight_gradient" else 1 + task.cell
-
-    schedule = filled(orders(2, 6), [6, 6], duration)
-    plain = filled(orders(2, 6), [6, 6])
-    assert schedule.length(duration) <= plain.length(duration)
-    assert Task("weight_gradient", 0, 5) == schedule.tasks[0][-1]
