@@ -41,9 +41,6 @@ def count_problem(name: str, value: object) -> str:
 def checked_counts(**counts: Any) -> list[int]:
     """Returns arguments as integers of Python's.
 
-    Raises:
-        ValueError: With all that are no counts.
-
     Example:
 
     >>> checked_counts(num_replicas=2, num_partitions=1)

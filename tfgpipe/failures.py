@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import inspect
 import logging
 import pathlib
 import re
@@ -196,15 +195,8 @@ def interruptible(function: Callable) -> Callable:
 
 def warn(message: str) -> None:
     """Warns, also if the same was said before."""
-    frame = inspect.currentframe()
-    caller = frame.f_back if frame is not None else None
     warnings.warn_explicit(
-        message,
-        UserWarning,
-        __file__ if caller is None else caller.f_code.co_filename,
-        1 if caller is None else caller.f_lineno,
-        module="tfgpipe",
-        registry=None,
+        message, UserWarning, "tfgpipe", 0, module="tfgpipe", registry=None
     )
 
 

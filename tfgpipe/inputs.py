@@ -63,11 +63,7 @@ def shapes(nest: Nest) -> Any:
 
 
 def as_specs(nest: Nest) -> Any:
-    """Returns a nest of `keras.KerasTensor`s for batches of any size.
-
-    Raises:
-        ValueError: If a tensor's number of dimensions is unknown.
-    """
+    """Returns a nest of `keras.KerasTensor`s for batches of any size."""
 
     def as_spec(tensor: Any) -> keras.KerasTensor | None:
         if tensor is None:
@@ -92,11 +88,7 @@ def is_dense(leaf: Any) -> bool:
 
 
 def check_dense(nest: Nest, name: str) -> None:
-    """Refuses data, or specs of data, that are sparse or ragged.
-
-    Raises:
-        ValueError: If a leaf is; it calls the data by this name.
-    """
+    """Refuses data, or specs of data, that are sparse or ragged."""
     for leaf in tree.flatten(nest):
         if is_dense(leaf):
             continue
@@ -122,10 +114,6 @@ def batch_dimension(nest: Nest, name: str, is_split: bool = True) -> int | None:
         name: Its name in an error.
         is_split: Whether rows are split, so that all leaves must have as many.
             Else the rows of the first leaf count, as for Keras.
-
-    Raises:
-        ValueError: If a leaf is no dense tensor with a batch dimension, two
-            leaves disagree, or there are no rows.
     """
     leaves = _leaves(nest)
     check_dense(leaves, name)
@@ -161,9 +149,6 @@ def check_rows(
     Returns:
         Operations that check numbers of rows that are known only at run time.
         They fail with a `tf.errors.InvalidArgumentError`.
-
-    Raises:
-        ValueError: If the numbers are known and differ.
     """
     first: Any = None
     checks = []
@@ -205,11 +190,7 @@ def arrival(data: Nest, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
 
 
 def as_tensors(x: Nest, y: Nest) -> tuple[Any, Any]:
-    """Returns the inputs and labels of one mini-batch as tensors.
-
-    Raises:
-        ValueError: If there are none, or they are something else.
-    """
+    """Returns the inputs and labels of one mini-batch as tensors."""
     x, y = tree.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), (x, y)
     )
@@ -251,29 +232,24 @@ def as_expected(x: Nest, specs: Nest, is_declared: bool) -> Any:
     for path, tensor in tree.flatten_with_path(x):
         spec = by_path.get(path)
         if tensor is not None and spec is not None:
-            tensor = _of_rank(_cast(tensor, spec, is_declared), spec)
+            tensor = _fitted(tensor, spec, is_declared)
         tensors.append(tensor)  # a layer may take more than it was built for
     return tree.pack_sequence_as(x, tensors)
 
 
-def _cast(
+def _fitted(
     tensor: tf.Tensor, spec: keras.KerasTensor, is_declared: bool
 ) -> tf.Tensor:
-    if is_declared:
-        return keras.ops.convert_to_tensor(tensor, spec.dtype)
+    """Returns a tensor in the dtype and the rank of a spec."""
     is_float = keras.backend.is_float_dtype
-    if is_float(spec.dtype) and not is_float(tensor.dtype):
-        return keras.ops.cast(tensor, keras.config.floatx())
-    return tensor
-
-
-def _of_rank(tensor: tf.Tensor, spec: keras.KerasTensor) -> tf.Tensor:
-    rank = tensor.shape.rank
-    if rank is None:
-        return tensor
-    if rank == len(spec.shape) + 1 and tensor.shape[-1] == 1:
+    if is_declared:
+        tensor = keras.ops.convert_to_tensor(tensor, spec.dtype)
+    elif is_float(spec.dtype) and not is_float(tensor.dtype):
+        tensor = keras.ops.cast(tensor, keras.config.floatx())
+    rank, expected = tensor.shape.rank, len(spec.shape)
+    if rank == expected + 1 and tensor.shape[-1] == 1:
         return keras.ops.squeeze(tensor, -1)
-    if rank == len(spec.shape) - 1 and spec.shape[-1] == 1:
+    if rank == expected - 1 and spec.shape[-1] == 1:
         return keras.ops.expand_dims(tensor, -1)
     return tensor
 
@@ -283,9 +259,6 @@ def check_shapes(x: Nest, specs: Nest, is_exact: bool) -> None:
 
     Sizes must be as declared if `is_exact`. Layers one after the other check
     sizes themselves.
-
-    Raises:
-        ValueError: If a tensor is of another rank, or of other sizes.
     """
     for spec, tensor in unlike(x, specs):
         is_other_rank = len(tensor.shape) != len(spec.shape)
@@ -354,7 +327,12 @@ class MicroBatches:
         if static is None:
             leaves = [t for t in tree.flatten(x) if t is not None]
             rows = [tf.shape(t)[0] for t in leaves[: 1 if is_split else None]]
-            with tf.control_dependencies([_assert_rows(tf.add_n(rows))]):
+            some = tf.debugging.assert_positive(
+                tf.add_n(rows),
+                "A batch must have at least one row. Received: a batch with "
+                "zero rows. Drop empty batches from the data.",
+            )
+            with tf.control_dependencies([some]):
                 self.num_rows: Any = tf.identity(rows[0])
             self.count = num_micro_batches
         else:
@@ -401,12 +379,7 @@ class MicroBatches:
         return tree.map_structure(concatenate, *nests)
 
     def check_output(self, tensor: tf.Tensor, m: int) -> None:
-        """Refuses an output that has not a row for each of micro-batch m.
-
-        Raises:
-            ValueError: If that is known. Where it is known only at run time,
-                `tf.errors.InvalidArgumentError` then.
-        """
+        """Refuses an output that has not a row for each of micro-batch m."""
         message = (
             "Outputs must have a row for each row of the inputs, if there is "
             "more than one micro-batch. Pass num_micro_batches=1."
@@ -463,14 +436,6 @@ def check_rows_later(
         check = tf.debugging.assert_equal(rows, num_rows, message=message)
     if check is not None:
         internals.run_independently(check)
-
-
-def _assert_rows(num_rows: tf.Tensor) -> Any:
-    return tf.debugging.assert_positive(
-        num_rows,
-        message="A batch must have at least one row. Received: a batch with "
-        "zero rows. Drop empty batches from the data.",
-    )
 
 
 def structure_of(nest: Nest) -> Any:

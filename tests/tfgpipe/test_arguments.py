@@ -301,7 +301,7 @@ def test_layer_that_cannot_take_the_one_before_is_named_by_keras():
 @pytest.mark.parametrize("value", [-1.0, float("nan"), None, "many"])
 def test_cost_function_of_a_bad_value_is_named_at_build(value):
     model = tfgpipe.GPipe([(kl.Dense(3, name="a"), lambda *_: value)], 1)
-    with refused("`cost` of layer 'a' must be", f"returned {value!r}"):
+    with refused("`cost` of layer 'a' must be", f"cost={value!r}"):
         model.build((None, 3))
 
 

@@ -303,11 +303,7 @@ class Face(internals.HoldingModel):
     def built_for(
         self, what: str, error: type[Exception] = ValueError
     ) -> Built:
-        """Returns what `build` has found; `what` needs it, for the error.
-
-        Raises:
-            ValueError: If the model is not built; or another `error`.
-        """
+        """Returns what `build` has found; `what` needs it, for the error."""
         if self._built is None:
             raise error(
                 f"`{what}` needs a model that is built. Received: "
@@ -350,11 +346,7 @@ class Face(internals.HoldingModel):
         )
 
     def check_input_shape(self, input_shape: Any) -> None:
-        """Refuses to be built again for other inputs.
-
-        Raises:
-            ValueError: If a size other than the batch's differs.
-        """
+        """Refuses to be built again for other inputs."""
         specs = tree.flatten(self.specs_of_shapes(input_shape))
         if len(specs) != len(self.inputs) or unlike(specs, self.inputs):
             raise ValueError(

@@ -19,7 +19,6 @@ from tfgpipe.arguments import Arguments
 from tfgpipe.cells import (
     WITH_COLUMNS,
     Cell,
-    computes_columns,
     is_named,
     num_columns,
 )
@@ -155,11 +154,7 @@ def _groups(
 
 # ------------------------------------------------------------- layers in shards
 def sharded(arguments: Arguments) -> dict[int, Any]:
-    """Returns what was asked of layers with shards, by their ids.
-
-    Raises:
-        ValueError: If there is no such layer, or it has not so many columns.
-    """
+    """Returns what was asked of layers with shards, by their ids."""
     by_layer: dict[int, Any] = {}
     for name, given in arguments.shards.items():
         count = arguments.num_shards(given)
@@ -179,8 +174,17 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
                 f"{name!r}. Those that have columns: {[*have]}."
             )
         for key, layer in named.items():
-            if num_columns(layer, count) < count:
-                raise _few_columns(layer, name, given, count)
+            size = num_columns(layer, count)
+            if size < count:
+                raise ValueError(
+                    "`shards` must be of layers that can be computed in "
+                    f"columns: {WITH_COLUMNS}, without quantisation; and at "
+                    f"most as many as there are columns. Received: {name!r}: "
+                    f"{given!r}, and layer '{layer.name}' of class "
+                    f"{type(layer).__name__}, which has {size}. Leave it out, "
+                    "or ask for fewer; or say `is_column_wise = True` in a "
+                    "subclass that keeps Keras's `call`."
+                )
             if key in by_layer:
                 raise ValueError(
                     "`shards` must name each layer once. Received: "
@@ -189,22 +193,6 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
                 )
             by_layer[key] = given
     return by_layer
-
-
-def _few_columns(layer: Any, name: str, given: Any, count: int) -> ValueError:
-    cure = ""
-    if not computes_columns(layer):
-        cure = (
-            "; or say `is_column_wise = True` in a subclass that keeps "
-            "Keras's `call`, and whose columns need nothing of each other"
-        )
-    return ValueError(
-        "`shards` must be of layers that can be computed in columns: "
-        f"{WITH_COLUMNS}, without quantisation; and at most as many as "
-        f"there are columns. Received: {name!r}: {given!r}, and layer "
-        f"'{layer.name}' of class {type(layer).__name__}, which has "
-        f"{num_columns(layer, count)}. Leave it out, or ask for fewer{cure}."
-    )
 
 
 def apart(

@@ -151,17 +151,14 @@ class OwnStep:
 
 
 # ------------------------------------------------------- what must be extended
-_CURES = {
-    "train_step": (
-        "A loss of your own belongs in `compute_loss`; a step of your own gets "
-        "its gradients by `self.loss_and_gradients(x, y, sample_weight)`."
-    ),
-    "test_step": "A loss of your own belongs in `compute_loss`.",
-    "predict_step": "Then change what that returned.",
-    "make_train_function": "Then change `self.train_function`.",
-    "make_test_function": "Then change `self.test_function`.",
-    "make_predict_function": "Then change `self.predict_function`.",
-}
+_EXTENDED = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
 
 
 def base(method: Callable) -> Callable:
@@ -181,7 +178,7 @@ class Overrides:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        for name in _CURES:
+        for name in _EXTENDED:
             method = getattr(cls, name, None)
             bases = [vars(parent).get(name) for parent in cls.__mro__]
             has_base = any(hasattr(m, "is_base") for m in bases)
@@ -206,7 +203,9 @@ def _extending(name: str, method: Any) -> Callable:
                 "which alone uses the cells. Received: "
                 f"{method.__qualname__}, which does not: layers would run one "
                 "after the other, without micro-batches. Call "
-                f"`super().{name}(...)` in it. {_CURES[name]}"
+                f"`super().{name}(...)` in it. A loss of your own belongs in "
+                "`compute_loss`; a training step of your own gets its "
+                "gradients by `self.loss_and_gradients(x, y, sample_weight)`."
             )
         return result
 

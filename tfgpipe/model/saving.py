@@ -128,10 +128,6 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
     """A model's config with the arguments of `load_model`.
 
     At another number of cells the saved cut and device names are dropped.
-
-    Raises:
-        ValueError: If a saved schedule or rules for single cells would not
-            fit.
     """
     changes = _overrides.get() or {}
     changes = {**_of_strategy({**config, **changes}), **changes}

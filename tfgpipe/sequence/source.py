@@ -166,9 +166,6 @@ def source_of(layers: Any) -> Source:
     """Returns the source of layers, of a model, or of calls of `layers_of`.
 
     Each item may be a pair with its cost.
-
-    Raises:
-        ValueError: If it is a model that cannot be taken apart.
     """
     if isinstance(layers, keras.Model):
         _check_model(layers)
@@ -257,9 +254,9 @@ def _check_model(model: keras.Model) -> None:
             "A model must be trained in Keras's way: a `GPipe` has steps, "
             f"losses and metrics of its own. Received: {received} that "
             f"overrides {', '.join(overridden)}. Override them in a subclass "
-            "of `tfgpipe.GPipe`, in which a step calls that of its base; and "
-            "pass a model without them, as `keras.Model(model.inputs, "
-            "model.outputs)` of a functional one."
+            "of `tfgpipe.GPipe`, in which a step calls its base's, as "
+            "`super().train_step(data)`; and pass a model without them, as "
+            "`keras.Model(model.inputs, model.outputs)` of a functional one."
         )
     may_prepare = (
         not hasattr(cls, _PREPARES)  # which `GPipe` calls, too
@@ -391,9 +388,6 @@ def check_supported(
 
     What only a trace shows is refused there: `cells/tracer.py`,
     `state/scope.py`, `state/batch_normalization.py`.
-
-    Raises:
-        ValueError: If there is one.
     """
     is_split = num_micro_batches * num_replicas > 1
     flat = [one for layer in layers for one in internals.flat_layers(layer)]

@@ -109,9 +109,6 @@ class Source:
 
         As in Keras, tensors may be in a dict by the names of inputs, which may
         hold more, and lists are taken for tuples.
-
-        Raises:
-            ValueError: If there are other inputs.
         """
         spec, flat = self.input_spec, tree.flatten(x)
         if spec is None:
@@ -144,10 +141,6 @@ class Source:
 
         Returns:
             Specs of the outputs, and the costs of the steps.
-
-        Raises:
-            ValueError: If a layer does not take what the one before returns, or
-                the outputs have no row for each row of the inputs.
         """
         self._apart = apart
         run, output = self.outlined(spec, is_split)
@@ -163,10 +156,6 @@ class Source:
 
         Inside, the model may use rows as it likes: recurrent layers may have
         time first, and rows second. A trial finds where rows mix.
-
-        Raises:
-            ValueError: If an output has no row for each row of the inputs, or
-                another axis that depends on their number.
         """
         traced = run.traced
         shape_of = other_shape_of = _shapes_for(traced, _MANY_ROWS)
@@ -201,7 +190,12 @@ class Source:
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
             return "no call"
-        return f"'{self._call_of(run.step_of(tensor))}'"
+        step = run.step_of(tensor)
+        if not self.calls:
+            return f"'{self.steps[step].section.name}'"
+        ends = [*itertools.accumulate(self._counts)]
+        call = self.calls[bisect.bisect_right(ends, step)]
+        return f"'{call.operation.name}'"
 
     def take_traced(self) -> TracedModel | None:
         """Returns the graph of the run on shapes, once: it may be added to."""
@@ -334,20 +328,10 @@ class Source:
         ends = itertools.accumulate(self._counts, initial=0)
         return [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
 
-    def _call_of(self, step: int) -> str:
-        """Returns the name of a step's call."""
-        if not self.calls:
-            return str(self.steps[step].section.name)
-        ends = [*itertools.accumulate(self._counts)]
-        return str(self.calls[bisect.bisect_right(ends, step)].operation.name)
-
     def steps_per_cell(self, counts: Sequence[int]) -> list[int]:
         """Returns the number of steps of each cell, by the user's counts.
 
         They count calls; or steps, if there are as many.
-
-        Raises:
-            ValueError: If there are as many of neither.
         """
         if self.calls and sum(counts) == len(self.calls):
             ends = [*itertools.accumulate(self._counts, initial=0)]
@@ -406,9 +390,6 @@ def resolve_cost(
     `cost` is a finite number from 0, or a function of the layer and
     `input_spec`, a nest of `keras.KerasTensor`, that returns one.
 
-    Raises:
-        ValueError: If it is something else.
-
     Example:
 
     >>> spec = keras.KerasTensor((None, 3))
@@ -421,8 +402,8 @@ def resolve_cost(
     raise ValueError(
         f"`cost` of layer '{layer.name}' must be a finite number that is not "
         "negative, or a function of (layer, input spec) that returns one. "
-        f"Received: {value!r}. Pass the layer without a cost to have its FLOPs "
-        "estimated."
+        f"Received: cost={value!r}. Pass the layer without one to have its "
+        "FLOPs estimated."
     )
 
 

@@ -43,21 +43,6 @@ def generator():
         yield from (batches[i] for i in range(len(batches)))
 
 
-def use(model, feed):
-    """Fits, evaluates and predicts."""
-    feed, limits = feed()
-    steps = {"steps_per_epoch": limits["steps"]} if limits else {}
-    history = fit(model, *feed, **steps)
-    if limits:
-        feed = (generator(),)
-    batch_size = {"batch_size": BATCH} if len(feed) == 2 else {}
-    scores = model.evaluate(*feed, verbose=0, **limits, **batch_size)
-    if limits:
-        feed = (generator(),)
-    outputs = model.predict(feed[0], verbose=0, **limits, **batch_size)
-    return history, scores, outputs, weights(model)
-
-
 class Halves(kl.Layer):
     """Shows the dtype that it gets."""
 
@@ -707,15 +692,6 @@ def test_devices_that_wait_are_not_told_of_where_it_is_meant():
     assert not waits(lambda m: m.train_on_batch(*data(next(sizes))), 2, 4)
 
 
-def test_mini_batches_of_fewer_rows_are_told_of_where_fit_does_not_know_them():
-    def fit(model):  # a step for any number of rows
-        model.fit(*data(10), batch_size=4, verbose=0)
-
-    (message,) = waits(fit, 2, 8)
-    assert "a mini-batch of 4 rows is split into 4 micro-batches" in message
-    assert not waits(fit, 2, 4)
-
-
 @pytest.fixture
 def one_device(monkeypatch):
     """TensorFlow lists one."""
@@ -749,15 +725,6 @@ def test_only_device_is_told_of_before_anything_is_traced(one_device):
     assert model.optimizer.iterations == 0
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_one_device_is_not_told_of_where_it_is_meant(one_device):
-    assert not lonely(train)  # one micro-batch
-    assert not lonely(train, 1, 4)
-    assert not lonely(train, num_micro_batches=4, devices=["CPU:0"])
-    with tfgpipe.PipelineStrategy(1, 1).scope():
-        assert not lonely(train, num_micro_batches=4)
-    assert not lonely(evaluate, num_micro_batches=4)
 
 
 @pytest.mark.parametrize(
