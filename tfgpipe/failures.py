@@ -73,10 +73,9 @@ def explained(
             raise tf.errors.CancelledError(
                 error.node_def,
                 error.op,
-                "A layer failed on one device, and TensorFlow reports that it "
-                "cancelled the others. The cause is in TensorFlow's log, "
-                "unless TF_CPP_MIN_LOG_LEVEL hides it; "
-                "`compile(run_eagerly=True)` raises it, and "
+                "A layer failed on one device, and TensorFlow cancelled the "
+                "others. The cause is in its log, unless TF_CPP_MIN_LOG_LEVEL "
+                "hides it; `compile(run_eagerly=True)` raises it, and "
                 "`compile(steps_per_execution=1)` may. Received: "
                 f"{error.message}",
             ) from error

@@ -211,7 +211,6 @@ class _Sampling:
         self._variable = variable
         self._group = group
         self._draws = draws
-        self._leaves: list[_Leaf | None] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
@@ -225,14 +224,25 @@ class _Sampling:
         **kwargs: object,
     ) -> Nest:
         draws = self._draws
+        leaves: list[_Leaf | None] = []
+        kept = None if cache is None else self._hold(cache, leaves)
 
         def step(prompt: Nest, kept: Nest, index: tf.Tensor) -> Nest:
             if draws is not None:
                 draws.index = index
-            *others, cache = next(prompt, self._read(kept), index)
-            return *others, self._write(kept, cache)
+            rows = tree.flatten(kept)
+            read = [
+                row if leaf is None else leaf.read(row)
+                for leaf, row in zip(leaves, rows)
+            ]
+            cache = tree.pack_sequence_as(kept, read)
+            *others, cache = next(prompt, cache, index)
+            written = [
+                new if leaf is None else leaf.write(row, new)
+                for leaf, row, new in zip(leaves, rows, tree.flatten(cache))
+            ]
+            return *others, tree.pack_sequence_as(kept, written)
 
-        kept = None if cache is None else self._hold(cache)
         if draws is None:
             return self._sampler(step, prompt, kept, index, **kwargs)
         run_loop = type(self._sampler).run_loop
@@ -247,13 +257,12 @@ class _Sampling:
             index = draws.begin(index)
             return self._sampler(step, prompt, kept, index, **kwargs)
 
-    def _hold(self, cache: Nest) -> Nest:
-        """Puts a cache into variables.
+    def _hold(self, cache: Nest, leaves: list[_Leaf | None]) -> Nest:
+        """Puts a cache into variables, which `leaves` get.
 
-        Returns:
-            A nest like it, of the numbers of rows, which the loop reorders in
-            the cache's place; other tensors as they are, and those on devices
-            that only compile, which the loop has to carry.
+        Returns a nest like it, of the numbers of rows, which the loop reorders
+        in the cache's place; other tensors as they are, and those on devices
+        that only compile, which the loop has to carry.
         """
         kept: list[Any] = []
         for tensor in tree.flatten(cache):
@@ -267,30 +276,9 @@ class _Sampling:
                     _kind(self._sampler) is not _IN_PLACE,
                 )
                 tensor = _numbers(parts[0], parts[0].shape[:1])
-            self._leaves.append(leaf)
+            leaves.append(leaf)
             kept.append(tensor)
         return tree.pack_sequence_as(cache, kept)
-
-    def _read(self, kept: Nest) -> Nest:
-        """Returns the cache for what the loop has carried instead."""
-        tensors = [
-            tensor if leaf is None else leaf.read(tensor)
-            for leaf, tensor in zip(self._leaves, tree.flatten(kept))
-        ]
-        return tree.pack_sequence_as(kept, tensors)
-
-    def _write(self, kept: Nest, cache: Nest) -> Nest:
-        """Writes what a step has made of the cache that it has read.
-
-        `kept` is what the loop carried before the step; returns what it carries
-        on.
-        """
-        both = zip(self._leaves, tree.flatten(kept), tree.flatten(cache))
-        tensors = [
-            new if leaf is None else leaf.write(rows, new)
-            for leaf, rows, new in both
-        ]
-        return tree.pack_sequence_as(kept, tensors)
 
 
 def _kind(sampler: Any) -> set[str] | None:

@@ -71,8 +71,7 @@ def as_specs(nest: Nest) -> Any:
         if tf.TensorShape(tensor.shape).rank is None:
             raise ValueError(
                 "Data must have a known number of dimensions. Received: "
-                f"{tensor}. Call `set_shape` on it where the dataset is made, "
-                "or give `from_generator` an `output_signature`."
+                f"{tensor}. Call `set_shape` on it where the dataset is made."
             )
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         return keras.KerasTensor((None, *tensor.shape[1:]), dtype)

@@ -209,8 +209,8 @@ def _class_of(task: object) -> Any:
         from keras_hub import models
     except ImportError as error:
         raise ImportError(
-            "`tfgpipe.load_preset` needs KerasHub. Received: no module "
-            "`keras_hub`. Install it: `pip install keras-hub`."
+            "`tfgpipe.load_preset` needs `keras_hub`. Received: no such "
+            "module. Install it: `pip install keras-hub`."
         ) from error
     cls = getattr(models, task, None) if isinstance(task, str) else task
     if isinstance(cls, type) and hasattr(cls, "from_preset"):
@@ -262,8 +262,7 @@ def _explained(cls: Any, preset: str) -> Iterator[None]:
             f"`preset` must be one that `{cls.__name__}.from_preset` can load, "
             f"with all its weights. Received: preset={preset!r}, and this "
             f"{type(error).__name__}: {error}\n{_damaged(preset)}No memory was "
-            "taken. Choose the class by which it was saved, or copy the folder "
-            "again. To begin with new weights, pass load_weights=False."
+            "taken. To begin with new weights, pass load_weights=False."
         ) from error
 
 

@@ -209,21 +209,6 @@ def test_preset_in_the_scope_of_deferred_is_refused_with_the_cure(
     assert not any(map(internals.is_created, task.trainable_weights))
 
 
-def test_optimizer_of_a_preset_is_passed_over_with_one_warning(tmp_path):
-    """That of a training, as in plain Keras: its slots are not read."""
-    task = tiny_presets.bert()
-    task.optimizer.build(task.trainable_variables)
-    task.save_to_preset(tmp_path / "bert")
-    for load in (type(task).from_preset, load_bert):
-        with pytest.warns(UserWarning, match="Skipping variable") as warned:
-            load(str(tmp_path / "bert"))
-        assert len(warned) == 1
-
-
-def load_bert(folder):
-    return load(folder, "BertTextClassifier")
-
-
 def test_loaded_model_takes_adapters(folders):
     pipeline = load(folders / "whole")
     pipeline.model.backbone.enable_lora(2)

@@ -39,13 +39,16 @@ from tfgpipe.sequence import is_task, prepares_data
 def _by_task(name: str, does: Callable[[Any], bool]) -> Callable:
     """Wraps a method of `keras.Model`.
 
-    Where `does(task)` holds, the task's own method runs first.
+    Where `does(task)` holds, the task's own method runs first. What uses the
+    model finds it compiled as the task is.
     """
     plain = internals.Replaceable(keras.Model, name)
 
     @functools.wraps(plain.original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         task = self._source.model
+        if name != "compile":
+            self.compile_as_task()
         if not does(task):
             return plain.original(self, *args, **kwargs)
 
@@ -55,18 +58,6 @@ def _by_task(name: str, does: Callable[[Any], bool]) -> Callable:
 
         with plain.by(of_pipeline):
             return getattr(task, name)(*args, **kwargs)
-
-    return method
-
-
-def _compiled(name: str) -> Callable:
-    """A method of Keras that prepares data, and needs a compiled model."""
-    prepared = _by_task(name, prepares_data)
-
-    @functools.wraps(prepared)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.compile_as_task()
-        return prepared(self, *args, **kwargs)
 
     return method
 
@@ -246,11 +237,11 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         return self._source.call(self.cast_inputs(inputs), training)
 
     # ------------------------------------------------ what a user hands data to
-    fit = _compiled("fit")
-    evaluate = _compiled("evaluate")
+    fit = _by_task("fit", prepares_data)
+    evaluate = _by_task("evaluate", prepares_data)
     predict = _by_task("predict", prepares_data)
-    train_on_batch = _compiled("train_on_batch")
-    test_on_batch = _compiled("test_on_batch")
+    train_on_batch = _by_task("train_on_batch", prepares_data)
+    test_on_batch = _by_task("test_on_batch", prepares_data)
     predict_on_batch = _by_task("predict_on_batch", prepares_data)
 
     @functools.wraps(_compile)
@@ -276,15 +267,14 @@ class GPipe(Saving, Rehearsals, OwnSteps):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as a file says, in which a task has chosen all."""
-        with contextlib.ExitStack() as stack:
-            if type(self).compile is GPipe.compile:  # Keras looks for its own
-                as_keras = internals.replaced(
-                    GPipe, "compile", keras.Model.compile
-                )
-                stack.enter_context(as_keras)
+        is_own = type(self).compile is not GPipe.compile
+        as_keras = internals.replaced(GPipe, "compile", keras.Model.compile)
+        # Keras looks for its own.
+        with contextlib.nullcontext() if is_own else as_keras:
             super().compile_from_config(config)
-        if config.get("jit_compile", "auto") is not True:
-            self.compile_cells(config.get("jit_compile", "auto"))
+        jit_compile = config.get("jit_compile", "auto")
+        if jit_compile is not True:
+            self.compile_cells(jit_compile)
 
     def save_to_preset(
         self,

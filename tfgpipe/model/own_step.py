@@ -200,12 +200,10 @@ def _extending(name: str, method: Any) -> Callable:
         if self._notes.base_calls[name] == before:
             raise TypeError(
                 f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
-                "which alone uses the cells. Received: "
-                f"{method.__qualname__}, which does not: layers would run one "
-                "after the other, without micro-batches. Call "
-                f"`super().{name}(...)` in it. A loss of your own belongs in "
-                "`compute_loss`; a training step of your own gets its "
-                "gradients by `self.loss_and_gradients(x, y, sample_weight)`."
+                f"which alone uses the cells. Received: {method.__qualname__}, "
+                f"which does not. Call `super().{name}(...)` in it. A loss of "
+                "your own belongs in `compute_loss`; a training step of your "
+                "own gets its gradients by `self.loss_and_gradients`."
             )
         return result
 

@@ -45,9 +45,8 @@ class LayerList(Source):
         start = 0 if self.input_spec is None else 1  # of the first layer
         if not left[start:]:
             self.problems.append(
-                "`layers` must be a list of at least one Keras layer. "
-                f"Received: layers={items!r}. Pass what you would pass to "
-                "`keras.Sequential`."
+                "`layers` must be a list of at least one Keras layer, as for "
+                f"`keras.Sequential`. Received: layers={items!r}."
             )
         for index, item in enumerate(left[start:], start):
             self._add(index, item)
@@ -68,10 +67,9 @@ class LayerList(Source):
         if problem := _break_in(self.layers, first, start):
             self.problems.append(
                 "`layers` must be a chain: each layer is called on what the "
-                "one before returns. Received the layers of another graph: "
-                f"{problem}. Pass the functional model itself, "
-                "`keras.Model(inputs, outputs)`. To put layers of a chain into "
-                "another order, pass copies: "
+                f"one before returns. Received: {problem}. Pass the functional "
+                "model itself, `keras.Model(inputs, outputs)`. To put layers "
+                "into another order, pass copies: "
                 "`layer.from_config(layer.get_config())`."
             )
 
@@ -130,9 +128,9 @@ class LayerList(Source):
         if is_input or not isinstance(layer, keras.layers.Layer):
             self.problems.append(
                 "`layers` must hold Keras layers or pairs (layer, cost). "
-                f"Received: {item!r} (of type {type(item).__name__}) at "
-                f"index {index}. Wrap a function in "
-                "`keras.layers.Lambda`; a `keras.Input` comes first."
+                f"Received: {item!r} (of type {type(item).__name__}) at index "
+                f"{index}. Wrap a function in `keras.layers.Lambda`; a "
+                "`keras.Input` comes first."
             )
             return
         if not (cost is None or callable(cost)):  # these are called later

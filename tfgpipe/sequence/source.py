@@ -182,8 +182,7 @@ def source_of(layers: Any) -> Source:
         raise ValueError(
             "`layers` must hold all that `layers_of` returned for a model, in "
             f"that order. Received: {len(calls)} of the {len(model.calls)} "
-            f"calls of model '{model.model.name}', or others. To leave some "
-            "out, make a model of the rest: `keras.Model(inputs, outputs)`."
+            f"calls of model '{model.model.name}', or others."
         )
     with_costs = copy.copy(model)
     with_costs.costs = [cost for _, cost in pairs]
@@ -236,11 +235,9 @@ def _check_model(model: keras.Model) -> None:
     if _has_own_call(model) and has_none:
         raise ValueError(
             "A model must have a `call`, or be functional. Received: "
-            f"{received} with neither. Define `call` in its class, or pass "
-            "`keras.Model(inputs, outputs)`. Where a `train_step` says what is "
-            "trained, pass that model to a subclass of `tfgpipe.GPipe`, whose "
-            "`train_step` makes inputs and labels and calls "
-            "`super().train_step((x, y))`, see "
+            f"{received} with neither. Define `call` in its class; or, where "
+            "a `train_step` says what is trained, pass that model to a "
+            "subclass of `tfgpipe.GPipe`, see "
             "docs/training.md#training-of-your-own."
         )
     if _has_own_call(model) and model.activity_regularizer is not None:
@@ -325,8 +322,7 @@ def layers_of(model: keras.Model) -> list[Any]:
         raise ValueError(
             "`model` must be a functional `keras.Model`, or a "
             f"`keras.Sequential`. Received: model={model!r}. `GPipe` itself "
-            "takes a list of layers, and a model with a `call` of its own, of "
-            "which `cells()` shows what it calls."
+            "takes lists of layers, and models with a `call` of their own."
         )
     return [*source.calls]
 
@@ -359,12 +355,11 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
         if config.pop("graph", graph) != graph:
             raise ValueError(
                 "A file must be read as the model that was written. Received: "
-                f"model '{model.name}', in which other layers were called, or "
-                "on other tensors: Keras confuses the calls of a layer where a "
-                "model holds a model of its own tensors. Make the inner model "
-                "of an input of its own, `inner = keras.Model(x, layer(x))` "
-                "with `x = keras.Input(shape)`. The weights of this file can "
-                "be read by `load_weights` of a model that is made again."
+                f"model '{model.name}', with calls of other layers, or on "
+                "other tensors: Keras confuses them where a model holds a "
+                "model of its own tensors. Make the inner model of an input of "
+                "its own, `inner = keras.Model(x, layer(x))` with `x = "
+                "keras.Input(shape)`."
             )
         config.pop("wiring", None)  # of older versions, which counted others
         if len(costs) != len(whole.calls):
@@ -413,15 +408,13 @@ def check_supported(
         elif getattr(layer, "stateful", False) is True:
             reason = (
                 "stateful=True, which keeps a state for every row of a batch. "
-                "Pass stateful=False, and make the states inputs and outputs "
-                "of the model, by `initial_state` and return_state=True, see "
+                "Make the states inputs and outputs of the model instead, see "
                 "docs/your_model.md#states-from-batch-to-batch."
             )
         elif internals.remat_mode(layer) is not None:
             reason = (
-                "a `keras.RematScope` around it, which recomputes the layer in "
-                "its own way. Make the layer outside of the scope, and choose "
-                "what is recomputed with `remat`."
+                "a `keras.RematScope` around it. Make it outside of the scope, "
+                "and choose what is recomputed with `remat`."
             )
         if reason is not None:
             raise ValueError(

@@ -176,12 +176,11 @@ class Source:
             name = ".".join(map(str, path))
             raise ValueError(
                 "A model must have outputs with a row for each row of the "
-                "batch, and no other axis that depends on their number, if "
-                "there is more than one micro-batch. Received: output "
-                f"{name and repr(name) + ' '}of shape {spec.shape}, made by "
-                f"{self._maker_of(run, tensor)}. Return what it is computed "
-                "from, and compute what needs the whole batch in the loss, or "
-                "pass num_micro_batches=1."
+                "batch, and no other axis that depends on their number. "
+                f"Received: output {name and repr(name) + ' '}of shape "
+                f"{spec.shape}, made by {self._maker_of(run, tensor)}. Return "
+                "what it is computed from, and compute what needs the whole "
+                "batch in the loss, or pass num_micro_batches=1."
             )
 
     def _maker_of(self, run: Outline, tensor: tf.Tensor) -> str:
@@ -343,8 +342,7 @@ class Source:
         raise ValueError(
             "`layers_per_cell` must place every layer that the model calls "
             f"exactly once. Expected a sum of {len(names)}: {names}. Received: "
-            f"layers_per_cell={[*counts]} (sum {sum(counts)}). Omit it to let "
-            "`GPipe` balance the cells by cost."
+            f"layers_per_cell={[*counts]} (sum {sum(counts)})."
         )
 
     def cut(

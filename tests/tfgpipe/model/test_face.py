@@ -344,33 +344,6 @@ def test_loss_scale_moves_where_a_layer_is_never_called(name, loss, m):
         np.testing.assert_allclose(own, weight, rtol=2e-4, atol=1e-5)
 
 
-@unbuilt
-@pytest.mark.parametrize("is_global", [False, True])
-def test_policy_of_a_model_scales_its_loss(is_global):
-    def run(pipelined):
-        keras.utils.set_random_seed(3)
-        if is_global:
-            keras.config.set_dtype_policy("mixed_float16")
-        try:
-            model = Spare(dtype=None if is_global else "mixed_float16")
-        finally:
-            keras.config.set_dtype_policy("float32")
-        if pipelined:
-            model = tfgpipe.GPipe(model, 2, 1)
-        return trained(model, keras.optimizers.SGD(0.01), "mse")
-
-    (losses, found, optimizer), (expected_losses, expected, other) = (
-        run(True),
-        run(False),
-    )
-    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    assert float(optimizer.dynamic_scale) == float(other.dynamic_scale)
-    assert int(optimizer.iterations) == int(other.iterations) > 0
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-3)
-    for own, weight in zip(found, expected, strict=True):
-        np.testing.assert_allclose(own, weight, atol=1e-3)
-
-
 # ------------------------------------------------------------------------ files
 def datasets(path):
     """All values of a file, by their names."""
