@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,10 +13,9 @@ from keras import tree
 from tfgpipe import inputs, internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
-from tfgpipe.devices import names, placement
+from tfgpipe.devices import names
 from tfgpipe.internals import Nest
 from tfgpipe.model.groups import grouped_cells, shared_out, tell_of_large
-from tfgpipe.profiles import aligned
 from tfgpipe.schedules import Remat
 from tfgpipe.sequence import too_many_cells
 from tfgpipe.state import RandomState
@@ -107,32 +104,6 @@ class Built:
             self, cells=cells, remat=remat, compiles=compiles
         )
 
-    def records(self) -> list[CellRecord]:
-        """Returns what each of the user's cells holds, in order."""
-        records, start = [], 0
-        counted: set[int] = set()
-        by_number = itertools.groupby(self.cells, lambda cell: cell.number)
-        for number, (*parts,) in by_number:
-            layers = [layer for part in parts for layer in part.sequence]
-            weights = {id(w): w for layer in layers for w in layer.weights}
-            uncounted = [w for key, w in weights.items() if key not in counted]
-            counted.update(weights)
-            stop = start + len(layers)
-            records.append(
-                CellRecord(
-                    number,
-                    tuple(layer.name for layer in layers),
-                    parts[0].device,
-                    sum(self.costs[start:stop]),
-                    sum(math.prod(w.shape) for w in uncounted),
-                    parts[0].devices,
-                    self.arguments.costs.unit,
-                    sum(map(placement.tensor_bytes, uncounted)),
-                )
-            )
-            start = stop
-        return records
-
 
 def build(
     arguments: Arguments, input_spec: Nest, name: str, compiles: bool = False
@@ -211,61 +182,3 @@ def _counts(
         tell_of_large(arguments, costs, total)
     check_groups(arguments.remat_groups or 1, counts)
     return [*counts]
-
-
-@dataclasses.dataclass(frozen=True)
-class CellRecord:
-    """The contents of one cell of a `GPipe`.
-
-    Attributes:
-        index: Position in the pipeline, from 0.
-        layers: Names of the layers, in order.
-        device: Full name of the device that runs it; of the first, if there
-            are replicas.
-        cost: Sum of the layers' costs, in their unit; by default FLOPs of one
-            forward pass of one example.
-        num_params: Scalars in all variables that were created for this cell. A
-            variable that cells share counts in the first of them.
-        devices: Full names of the devices that run it, one a replica. They
-            share out the weights.
-        unit: Of the cost: "FLOPs", "s" or "bytes"; empty if the user gave it.
-        weight_bytes: Size of the variables that `num_params` counts.
-    """
-
-    index: int
-    layers: tuple[str, ...]
-    device: str
-    cost: float
-    num_params: int
-    devices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    unit: str = dataclasses.field(default="", repr=False)
-    weight_bytes: int = dataclasses.field(default=0, repr=False)
-
-
-def print_cells(
-    cells: list[CellRecord], print_fn: Callable[[str], object] | None = None
-) -> None:
-    """Prints a table of the cells: one line a layer, one more a cell.
-
-    `print_fn` is called with each line; None for `print`.
-    """
-    total = sum(cell.cost for cell in cells)
-    unit = f" ({cells[0].unit})" if cells[0].unit else ""
-    rows = [["cell", "device", "layers", "params", f"cost{unit}", "share"]]
-    local = "/job:localhost/replica:0/task:0"
-    for cell in cells:
-        share = cell.cost / total if total else 1 / len(cells)
-        devices = cell.devices or (cell.device,)
-        rows.append(
-            [
-                str(cell.index),
-                " ".join(device.removeprefix(local) for device in devices),
-                cell.layers[0],
-                f"{cell.num_params:,}",
-                f"{cell.cost:.3g}",
-                f"{share:.0%}",
-            ]
-        )
-        rows += [["", "", name, "", "", ""] for name in cell.layers[1:]]
-    for line in aligned(rows, (0, 1, 2)):
-        (print_fn or print)(line)

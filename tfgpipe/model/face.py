@@ -24,7 +24,8 @@ from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.inputs import shapes, unlike
 from tfgpipe.internals import Nest
-from tfgpipe.model.build import Built, CellRecord, print_cells
+from tfgpipe.model.build import Built
+from tfgpipe.model.groups import CellRecord, cell_records, print_cells
 from tfgpipe.schedules import Rule, Schedule
 
 # Properties that have the model's values, and are set in the model.
@@ -357,7 +358,8 @@ class Face(internals.HoldingModel):
 
     def cells(self) -> list[CellRecord]:
         """Returns what each cell holds, in order. The model must be built."""
-        return self.built_for("cells()").records()
+        built, unit = self.built_for("cells()"), self._arguments.costs.unit
+        return cell_records(built.cells, built.costs, unit)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints Keras's summary, and the cell of each layer.

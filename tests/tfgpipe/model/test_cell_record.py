@@ -5,7 +5,7 @@ import pytest
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.model.build import CellRecord, print_cells
+from tfgpipe.model.groups import CellRecord, print_cells
 
 
 def printed(show):
