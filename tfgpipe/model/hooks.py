@@ -335,7 +335,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
                 "A `GPipe` must be used in the scope of the strategy in whose "
                 "scope it was made, or of none. Received: the scope of "
                 f"{strategy}, and a model that was made in {made_in}. Leave "
-                f"it, and its `run`. {strategy_lib.instead_of(strategy)}"
+                "the scope, and do without the strategy's `run`. "
+                f"{strategy_lib.instead_of(strategy)}"
             )
 
     def prepare(

@@ -133,10 +133,8 @@ def pipeline_of(
     `loss` is what the head does not compute of it, or None.
     """
     trained = loss if traced.is_training else None
-    will_have: Any = ()
-    if trained is not None:
-        will_have = trained.has_gradient(traced)
     # Only what will have a gradient gets a backward pass.
+    will_have: Any = () if trained is None else trained.has_gradient(traced)
     tasks = traced.tasks(*will_have)
     program = traced.program(tasks, built.arguments.schedule_of)
     if trained is not None:

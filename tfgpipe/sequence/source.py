@@ -393,8 +393,8 @@ def check_supported(
         reason = None
         if is_split and getattr(layer, "renorm", False) is True:
             reason = (
-                "renorm=True, which normalises by its moving statistics, "
-                f"num_micro_batches={num_micro_batches} and {num_replicas} "
+                "renorm=True, which normalises by its moving statistics, and "
+                f"num_micro_batches={num_micro_batches} in {num_replicas} "
                 "replicas. Pass renorm=False, or num_micro_batches=1 and no "
                 "replicas."
             )
