@@ -408,7 +408,8 @@ def check_supported(
         elif getattr(layer, "stateful", False) is True:
             reason = (
                 "stateful=True, which keeps a state for every row of a batch. "
-                "Instead, make the states inputs and outputs of the model, see "
+                "Pass stateful=False, and make the states inputs and outputs "
+                "of the model, see "
                 "docs/your_model.md#states-from-batch-to-batch."
             )
         elif internals.remat_mode(layer) is not None:

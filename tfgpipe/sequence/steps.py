@@ -244,8 +244,20 @@ class Source:
         if not self.calls:
             return nonempty
         sections_of_calls: list[list[int]] = [[] for _ in self.calls]
-        for i, call in enumerate(self._calls_of(sections)):
-            if call is not None:
+        opened, call = {id(model) for model in self.opened}, -1
+        # Calls come in their order; sections between them are the last one's.
+        for i, section in enumerate(sections):
+            around = [*section.around]
+            while around and id(around[0]) in opened:
+                del around[0]
+            if len(around) == 1:
+                later = range(call + 1, len(self.calls))
+                (operation,) = around
+                called = (
+                    j for j in later if self.calls[j].operation is operation
+                )
+                call = next(called, call)
+            if call >= 0:
                 sections_of_calls[call].append(i)
         sizes = [
             sum(math.prod(weight.shape) for weight in call.layer.weights)
@@ -271,32 +283,6 @@ class Source:
             for indexes in sections_of_calls
         ]
         return [*itertools.chain(*starts)]
-
-    def _calls_of(self, sections: Sequence[Section]) -> list[int | None]:
-        """Returns the index of each section's call.
-
-        Calls come in their order; sections between them are the last one's.
-        """
-        opened = {id(model) for model in self.opened}
-        current: int | None = None
-        calls = []
-        for section in sections:
-            around = [*section.around]
-            while around and id(around[0]) in opened:
-                del around[0]
-            if len(around) == 1:
-                start = 0 if current is None else current + 1
-                following = range(start, len(self.calls))
-                current = next(
-                    (
-                        i
-                        for i in following
-                        if self.calls[i].operation is around[0]
-                    ),
-                    current,
-                )
-            calls.append(current)
-        return calls
 
     def are_steps(self) -> bool:
         """Returns whether it is known that each call is one step."""
