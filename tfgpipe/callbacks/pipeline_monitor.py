@@ -167,7 +167,12 @@ class PipelineMonitor(keras.callbacks.Callback):
     # ------------------------------------------------------ what Keras calls
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Makes ready for the first epoch."""
-        self._check_model()
+        if not isinstance(self.model, GPipe):
+            raise ValueError(
+                "`PipelineMonitor` must watch a `GPipe`. Received: "
+                f"'{self.model.name}', a {type(self.model).__name__}. Pass it "
+                "to the `fit` of the `GPipe`, or leave it out."
+            )
         step = self._step
         if step is not None:
             step.withdraw()  # the last `fit` may have failed
@@ -249,15 +254,6 @@ class PipelineMonitor(keras.callbacks.Callback):
         self._record.close()
 
     # ---------------------------------------------------------- what it does
-    def _check_model(self) -> None:
-        model = self.model
-        if not isinstance(model, GPipe):
-            raise ValueError(
-                "`PipelineMonitor` must watch a `GPipe`. Received: "
-                f"'{model.name}', a {type(model).__name__}. Pass it to the "
-                "`fit` of the `GPipe`, or leave it out."
-            )
-
     def _numbers_of_step(self) -> dict[str, float]:
         """Returns the numbers of the step of median length; makes advice."""
         model, layout = self.model, layout_of(self.model)
@@ -296,16 +292,14 @@ class PipelineMonitor(keras.callbacks.Callback):
 
     def _speed(self) -> dict[str, float]:
         """Returns the numbers of the whole epoch."""
-        rate = self._rates.examples_per_second
-        if rate is None or self._spec is None:
-            return {} if rate is None else {"examples_per_second": rate}
+        rate, spec = self._rates.examples_per_second, self._spec
+        if rate is None:
+            return {}
         numbers = {"examples_per_second": rate}
-        tokens = tokens_of_example(self._spec)
-        if tokens:
+        if spec is not None and (tokens := tokens_of_example(spec)):
             numbers["tokens_per_second"] = tokens * rate
-        if self._peak is not None:
-            if self._flops is None:
-                self._flops = flops_of_example(self.model, self._spec)
+        if spec is not None and self._peak is not None:
+            self._flops = self._flops or flops_of_example(self.model, spec)
             if self._flops is not None:
                 peak = self._peak * len(self.model.devices)
                 used = 3 * self._flops * rate

@@ -148,7 +148,7 @@ def _run_step(model: GPipe, data: MiniBatchData) -> Step:
 
 
 def _finite_step(model: GPipe, data: MiniBatchData) -> tuple[Step, bool]:
-    """Runs a step, after as many as a loss scale needs; is it finite?"""
+    """Runs a step, after as many as a loss scale needs; says if finite."""
     optimizer = model.optimizer
     has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     # A loss scale may be too high at first: it falls until all is finite.
@@ -181,9 +181,8 @@ def _compared(model: GPipe, data: MiniBatchData) -> Report:
         with model.on_host():
             on_host = _run_step(model, data) if is_finite else step
     if is_finite:
-        places = Places(model)
-        expected = _run_keras(model, data)
-        _compare_devices(tally, model, data, places, step, on_host, expected)
+        names, expected = _names(model), _run_keras(model, data)
+        _compare_devices(tally, model, data, names, step, on_host, expected)
     else:
         sections = model.rehearse(_packed(data)).sections
         first = next((s for s in sections if not _are_finite(s.gives)), None)
@@ -193,7 +192,7 @@ def _compared(model: GPipe, data: MiniBatchData) -> Report:
     for phase in trial.tried:
         _note_rows(tally, phase)
     if is_finite:
-        _compare_keras(tally, model, places, step, on_host, expected)
+        _compare_keras(tally, model, names, step, on_host, expected)
     rows, replicas = first_tensor(data[0]).shape[0], model.num_replicas
     count = min(model.num_micro_batches * replicas, rows)
     num_layers = sum(model.built_for("a step").counts)
@@ -215,8 +214,9 @@ def _note_rows(tally: Tally, phase: Phase) -> None:
     if phase.graph is not None:
         for where, what in _documented(phase):
             tally.note("rows", where, what, math.inf, is_documented=True)
-    for i in phase.tried - {i for i, _ in phase.said}:
-        cell, name = phase.place(i)
+    faulty = {number for number, _ in phase.said}
+    for unit in (one for one in phase.tried if one.number not in faulty):
+        cell, name = phase.place(unit)
         tally.note("rows", cell.describe(name), "", 0.0)
     said = [
         told for _, told in sorted(phase.said.items(), key=lambda p: p[0][0])
@@ -289,7 +289,7 @@ class KerasStep(NamedTuple):
             it draws something else than the step.
         gradients: By each trainable weight, or None.
         assigned: The trained weights that layers assign, by id.
-        dtypes: In which it computes.
+        dtypes: In which it computes, and gradients are summed.
     """
 
     loss: tf.Tensor | None
@@ -351,6 +351,8 @@ def _run_keras(model: GPipe, data: MiniBatchData) -> KerasStep:
     }
     if stateful_kinds(operations):
         total, gradients, assigned = None, [], {}
+    if built.arguments.gradient_dtype is not None:
+        dtypes.add(built.arguments.gradient_dtype)
     return KerasStep(total, gradients, assigned, dtypes)
 
 
@@ -405,16 +407,15 @@ def _compare_devices(
     tally: Tally,
     model: GPipe,
     data: MiniBatchData,
-    places: Places,
+    names: Mapping[int, str],
     step: Step,
     on_host: Step,
     expected: KerasStep,
 ) -> None:
     """Compares a step with the same on the host; names the first layer."""
-    dtypes = expected.dtypes | places.sums
-    limit = max(limit_of(dtypes, device) for device in model.devices)
+    limit = max(limit_of(expected.dtypes, d) for d in model.devices)
     differs = _compare_gradients(
-        tally, "gradient", places, step, on_host, limit
+        tally, "gradient", model, names, step, on_host, limit
     )
     for variable in model.non_trainable_variables:
         key = id(variable)
@@ -422,8 +423,7 @@ def _compare_devices(
         difference = change_distance(
             step.after[key], on_host.after[key], step.before[key], 1.0
         )
-        where = places.name(variable)
-        tally.note("state", where, "value", difference, limit)
+        tally.note("state", names[key], "value", difference, limit)
     if not differs:
         return
     here = model.rehearse(_packed(data)).sections
@@ -439,23 +439,19 @@ def _compare_devices(
 def _compare_keras(
     tally: Tally,
     model: GPipe,
-    places: Places,
+    names: Mapping[int, str],
     step: Step,
     on_host: Step,
     expected: KerasStep,
 ) -> None:
     """Compares the step on the host with Keras, and the update of the step."""
-    limit = limit_of(expected.dtypes | places.sums)
+    limit = limit_of(expected.dtypes)
     if expected.loss is not None:
-        _compare_gradients(tally, "loss", places, on_host, expected, limit)
+        _compare_gradients(
+            tally, "loss", model, names, on_host, expected, limit
+        )
     optimizer, weights = model.optimizer, model.trainable_weights
-    trained = {id(v) for v, d in zip(weights, step.gradients) if d is not None}
-    compared = [  # not an average, which a `train_step` assigns
-        v
-        for v in model.trainable_variables
-        if id(v) in trained or id(v) in places.names
-    ]
-    compared += [*optimizer.variables, *internals.unlisted(optimizer)]
+    slots = [*optimizer.variables, *internals.unlisted(optimizer)]
     with model.unchanged(), tf.device(HOST):
         for weight in weights:
             if id(weight) in expected.assigned:
@@ -463,25 +459,25 @@ def _compare_keras(
         if weights:
             with internals.without_all_reduce(optimizer):
                 optimizer.apply_gradients([*zip(step.gradients, weights)])
-        for variable in compared:
+        for variable in [*model.trainable_variables, *slots]:
             key = id(variable)
             difference = change_distance(
                 step.after[key], variable.numpy(), step.before[key]
             )
             limit = limit_of([variable.dtype])
-            where = places.name(variable)
-            tally.note("update", where, "update", difference, limit)
+            tally.note("update", names[key], "update", difference, limit)
 
 
 def _compare_gradients(
     tally: Tally,
     kind: str,
-    places: Places,
+    model: GPipe,
+    names: Mapping[int, str],
     step: Step,
     expected: Step | KerasStep,
     limit: float,
 ) -> bool:
-    """Compares loss and gradients, from the last layer; do any differ?
+    """Compares loss and gradients, from the last layer; says if any differ.
 
     Gradients are left out that are zero but for rounding.
     """
@@ -492,40 +488,25 @@ def _compare_gradients(
     pairs = [*zip(step.gradients, expected.gradients, strict=True)]
     sizes = [largest(d) for pair in pairs for d in map(as_tensor, pair)]
     floor = _TINY * limit * max(sizes, default=0.0)
-    for (d, other), variable in reversed([*zip(pairs, places.weights)]):
+    for (d, other), v in reversed([*zip(pairs, model.trainable_weights)]):
         difference = gradient_distance(d, other, floor)
-        where = places.name(variable)
-        tally.note(kind, where, "gradient", difference, limit)
+        tally.note(kind, names[id(v)], "gradient", difference, limit)
         worst = max(worst, difference)
     return worst > limit
 
 
-class Places:
-    """Where variables are, in words.
-
-    Attributes:
-        weights: The trained ones.
-        names: The layer and the cell of each that a cell has, by id.
-        sums: The dtype of sums of gradients, if one was asked for.
-    """
-
-    def __init__(self, model: GPipe):
-        built = model.built_for("a step")
-        self.weights = model.trainable_weights
-        self.names: dict[int, str] = {}
-        for cell in built.cells:
-            for step in cell.steps:
-                where = cell.describe(step.layer)
-                for variable in step.variables:
-                    self.names.setdefault(id(variable), where)
-        for weight in self.weights:
-            for optimizer in internals.with_inner(model.optimizer):
-                for slot in internals.slots(optimizer, weight):
-                    self.names[id(slot)] = self.names.get(id(weight), "")
-        self.sums = {*filter(None, [built.arguments.gradient_dtype])}
-
-    def name(self, variable: keras.Variable) -> str:
-        """Returns a variable and its layer, in words."""
-        place = self.names.get(id(variable))
-        path = f"'{variable.path}'"
-        return f"{path} of {place}" if place else path
+def _names(model: GPipe) -> dict[int, str]:
+    """Returns each variable, with its layer if it is a cell's, in words."""
+    names = {id(v): f"'{v.path}'" for v in _variables(model)}
+    cells = model.built_for("a step").cells
+    places = {
+        id(variable): f" of {cell.describe(step.layer)}"
+        for cell in reversed(cells)
+        for step in reversed(cell.steps)
+        for variable in step.variables
+    }
+    for weight in model.trainable_weights:
+        for optimizer in internals.with_inner(model.optimizer):
+            for slot in internals.slots(optimizer, weight):
+                places[id(slot)] = places.get(id(weight), "")
+    return {key: name + places.get(key, "") for key, name in names.items()}

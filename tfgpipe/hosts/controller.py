@@ -185,23 +185,21 @@ class Cluster:
                     "~/.config/tfgpipe/secret unless `secret_file` says "
                     "otherwise, to all hosts."
                 )
-                continue
             except secret.Busy as error:
                 problems.append(
                     f"{host} works for another controller, {error}, and "
                     f"still did after {timeout:g} s. Wait until that has "
                     "ended, or end it, or start another worker."
                 )
-                continue
             except OSError as error:
                 problems.append(
                     f"Cannot reach {host} within {timeout:g} s: {error}. Start "
                     "`tfgpipe worker` there, or this same command with the "
                     "host's TF_CONFIG; or wait longer."
                 )
-                continue
-            problems += _compared(host, answer.get("fingerprint"))
-            addresses[host] = f"{host.name}:{answer.get('port')}"
+            else:
+                problems += _compared(host, answer.get("fingerprint"))
+                addresses[host] = f"{host.name}:{answer.get('port')}"
         if not problems:
             problems = self._try_ways(addresses)
         if problems:
@@ -225,10 +223,9 @@ class Cluster:
                     raise
                 self._links[host] = connection
                 return answer
-            except secret.Refused:
-                raise
-            except OSError:
-                if time.monotonic() + _RETRY >= until:
+            except OSError as error:
+                is_late = time.monotonic() + _RETRY >= until
+                if is_late or isinstance(error, secret.Refused):
                     raise
             time.sleep(_RETRY)
 
@@ -366,14 +363,7 @@ class Cluster:
         self._has_ended = True  # it was something else, and is to be told
 
     def end(self, code: int) -> int:
-        """Tells the workers that this is the end; only the first call does.
-
-        Args:
-            code: The exit code.
-
-        Returns:
-            The same.
-        """
+        """Tells the workers the exit code, once, and returns it."""
         if self._has_ended:
             return code
         self._has_ended = True
@@ -471,19 +461,11 @@ def wait_until_silent(
     names: Sequence[str],
     ask: Callable[[Sequence[str]], threading.Event] | None = None,
 ) -> float:
-    """Returns when no step ends and devices do not answer.
+    """Returns when no step ends and devices do not answer: after how many s.
 
     Its waits are counted, not the time: that in which this process was stopped
-    does not count.
-
-    Args:
-        progress: The steps that have ended.
-        names: Of the devices.
-        ask: Asks them for a sign of life; its event is set when all have
-            given one.
-
-    Returns:
-        For how many seconds they have not answered.
+    does not count. `ask` asks them for a sign of life; its event is set when
+    all have given one.
     """
     ask = ask or ask_devices
     seen, waits, longest, silent = 0, 0, link.BEATS, 0

@@ -87,10 +87,8 @@ def problem(port: int, names: Iterable[str], closes: bool) -> str | None:
 def told(port: int, problem: str | None, others: str) -> str:
     """Says to whom a port is open, in a line.
 
-    Args:
-        port: Of TensorFlow's server.
-        problem: Why it is open to all; None if it is not.
-        others: Who may connect besides this host, in words.
+    `problem` is why it is open to all, or None; `others` says who may connect
+    besides this host.
     """
     if problem is None:
         return (
@@ -117,11 +115,7 @@ def addresses_of(names: Iterable[str]) -> list[str]:
 def program(
     friends: Iterable[ipaddress.IPv4Address | ipaddress.IPv6Address],
 ) -> bytes:
-    """Returns the filter, as the kernel takes it.
-
-    Args:
-        friends: From where packets are let through.
-    """
+    """Returns the filter, as the kernel takes it, that lets friends through."""
     known = {getattr(one, "ipv4_mapped", None) or one for one in friends}
     four, six = (
         _of_version(

@@ -19,7 +19,6 @@ import os
 import pathlib
 import secrets
 import stat
-from collections.abc import Callable
 from typing import Any
 
 from tfgpipe.hosts import link
@@ -71,12 +70,9 @@ def nonce() -> str:
 
 
 def proof(secret: bytes, role: str, *nonces: str) -> str:
-    """Returns what only somebody with the secret can say.
+    """Returns what only somebody with the secret can say, in a role.
 
-    Args:
-        secret: The secret.
-        role: Who says it: "controller" or "worker".
-        nonces: The worker's number, and the controller's.
+    `nonces` are the worker's number, and the controller's.
     """
     text = "\n".join([role, *nonces])
     content = text.encode(errors="backslashreplace")
@@ -111,15 +107,10 @@ class Busy(ConnectionError):
     """A worker has a controller; the error's text says which."""
 
 
-def admit(
-    connection: Link, known: bytes, take: Callable[[str], dict[str, Any]]
-) -> None:
+def admit(connection: Link, known: bytes) -> tuple[str, str]:
     """Lets a controller in that knows the secret.
 
-    Args:
-        connection: To whoever has connected.
-        known: The secret.
-        take: Takes a controller of some name; returns what to answer.
+    Returns its name, and the proof for the answer to it.
 
     Raises:
         OSError: If it is no controller, or one without the secret.
@@ -134,8 +125,7 @@ def admit(
     if not is_proof(hello.get("proof"), expected):
         connection.send(refused="it has another secret")
         raise Refused("it has another secret")
-    answer = take(name[:200])
-    connection.send(**answer, proof=proof(known, "worker", ours, theirs))
+    return name[:200], proof(known, "worker", ours, theirs)
 
 
 def introduce(
@@ -143,14 +133,7 @@ def introduce(
 ) -> dict[str, Any]:
     """Shows a worker that this controller knows the secret.
 
-    Args:
-        connection: To a worker.
-        known: The secret.
-        name: Of this controller.
-        timeout: Seconds for each answer.
-
-    Returns:
-        The answer of a worker that is free.
+    Returns the answer of a worker that is free.
 
     Raises:
         Refused: If one of the two does not know the secret.

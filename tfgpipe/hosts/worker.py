@@ -77,13 +77,9 @@ class Worker:
         self._listening.start()
 
     def serve(self, timeout: float | None = None) -> int | None:
-        """Works for one controller.
+        """Works for one controller; waits `timeout` seconds for it, or longer.
 
-        Args:
-            timeout: Seconds to wait for it; `None` waits for ever.
-
-        Returns:
-            The exit code that the controller ends with; `None` if it died.
+        Returns the exit code that it ends with; None if it died.
 
         Raises:
             TimeoutError: If none comes.
@@ -133,38 +129,30 @@ class Worker:
 
     def _admit(self, stranger: Link) -> None:
         """Takes a controller; sends all else away."""
-        taken: list[str] = []
-
-        def take(name: str) -> dict[str, Any]:
-            answer = self._take(name)
-            taken.extend([] if "busy_with" in answer else [name])
-            return answer
-
+        is_taken = False
         try:
-            secret.admit(stranger, self._known, take)
+            name, proof = secret.admit(stranger, self._known)
+            answer = self._take(name)
+            is_taken = "busy_with" not in answer
+            stranger.send(**answer, proof=proof)
         except OSError:
-            if taken:  # it went away before it heard of it
-                self._is_taken = False
-            taken.clear()
-        finally:
-            with self._lock:
-                if stranger in self._strangers:
-                    self._strangers.remove(stranger)
-        if taken:
+            if is_taken:  # it went away before it heard of it
+                is_taken = self._is_taken = False
+        with self._lock:
+            if stranger in self._strangers:
+                self._strangers.remove(stranger)
+        if is_taken:
             self._taken.put(stranger)
         else:
             stranger.close()
 
     def _take(self, name: str) -> dict[str, Any]:
-        answer = {
-            "fingerprint": link.fingerprint(),
-            "port": self._tensorflow_port,
-        }
+        prints = link.fingerprint()
         with self._lock:
             if self._is_taken:
                 return {"busy_with": self.controller}
             self._is_taken, self.controller = True, name
-        return answer
+        return {"fingerprint": prints, "port": self._tensorflow_port}
 
     def _obey(self, connection: Link) -> int:
         code: int | None = None
@@ -230,16 +218,8 @@ def start(
 ) -> Worker:
     """Starts TensorFlow's server, and the worker in front of it.
 
-    Args:
-        port: To listen on; 0 for any.
-        num_virtual_devices: Parts to split the CPU into. `None` is one.
-        known: The secret.
-        bind: The address of this host to listen on.
-        closes: Whether TensorFlow's port is closed to strangers; see `Worker`.
-            Says to whom it is open.
-
-    Raises:
-        ValueError: If the port cannot be had.
+    Says to whom TensorFlow's port is open. `num_virtual_devices` are the parts
+    to split the CPU into; all else is as for `Worker`.
     """
     config = tf.compat.v1.ConfigProto(
         device_count={"CPU": num_virtual_devices or 1},

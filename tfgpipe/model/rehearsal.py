@@ -26,14 +26,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, CellTasks
+from tfgpipe.cells import Cell
 from tfgpipe.checks import checked_counts
 from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
 from tfgpipe.graphs import TracedModel, in_turn, tensors
 from tfgpipe.internals import Nest
 from tfgpipe.loss import Objective
-from tfgpipe.model.step import TrainingSteps, mini_batch_of, pipeline_of
+from tfgpipe.model.step import TrainingSteps
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 from tfgpipe.trial import Trial
@@ -148,30 +148,18 @@ class Rehearsals(TrainingSteps):
         traces: list[list[Section]] = []
 
         def run(data: Nest) -> Any:
-            (x, *labels), _ = self._unpack(data)
-            head, loss = self._loss_of((x, *labels), training=True)
-
-            def begun(compiles: bool) -> tuple[MiniBatch, Pipeline]:
-                built = self.built_for("a step")
-                batch = mini_batch_of(
-                    built,
-                    built.as_taken(x),
-                    labels,
-                    head,
-                    True,
-                    compiles,
-                    cls=_BatchBySections,
-                )
-                return batch, pipeline_of(built, batch, loss, None)
-
-            batch, pipeline = self.compiled_if_possible(begun, self.run_eagerly)
+            batch, _ = self._unpack(data)
+            head, loss = self._loss_of(batch, training=True)
+            pipeline = self.pipeline_for(
+                batch, head, loss, True, _BatchBySections
+            )
             pipeline.forward()
             with keras.StatelessScope():  # the metrics stay as they are
                 pipeline.backward(loss.start(pipeline))
                 total = loss.total(pipeline)
             gradients = [d for d, _ in self.gradients_of(pipeline, loss)]
             model = self.built_for("a step").source.model
-            sections, start = _sections(model, batch, pipeline.tasks)
+            sections, start = _sections(model, pipeline)
             traces.append(sections)
 
             def looked(tensors: Sequence[tf.Tensor]) -> list[Any]:
@@ -186,7 +174,7 @@ class Rehearsals(TrainingSteps):
             lambda: self.built_for("a step").cells,
             functools.partial(in_turn, True),
         )
-        with self.nothing_eager():
+        with self.nothing_eager(), self.tried_by(None):
             total, gradients, start, values = function(data)
         ran = [
             section._replace(gives=gives, gradients=gradients_by_inputs)
@@ -217,8 +205,10 @@ class Rehearsals(TrainingSteps):
             self._built = dataclasses.replace(built, cells=cells)
             yield
 
-    def tried_by(self, trial: Trial) -> contextlib.AbstractContextManager[None]:
-        """Inside, a trial tries the model when a step is traced."""
+    def tried_by(
+        self, trial: Trial | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Inside, a trial, or none, tries the model when a step is traced."""
         return internals.replaced(self, "_trial", trial)
 
     def telling_gradients(
@@ -231,11 +221,10 @@ class Rehearsals(TrainingSteps):
         return internals.replaced(self._notes, "tell_gradients", tell)
 
     @contextlib.contextmanager
-    def unchanged(self) -> Iterator[Callable[[], None]]:
+    def unchanged(self) -> Iterator[None]:
         """Inside, steps may run: at the end the variables are as before.
 
-        Those of the layers, of metrics, of the optimizer, and seeds. It yields
-        what puts them back at once.
+        Those of the layers, of metrics, of the optimizer, and seeds.
         """
         skips, optimizer = self._notes.skips, self.optimizer
         variables: list[Any] = [
@@ -247,18 +236,14 @@ class Rehearsals(TrainingSteps):
             *([] if skips is None else skips.counts),
         ]
         values = {id(v): (v, v.numpy()) for v in variables}  # on the host
-
-        def put_back() -> None:
+        try:
+            yield
+        finally:
             for variable, value in values.values():
                 is_own = isinstance(variable, keras.Variable)
                 storage = variable.value if is_own else variable
                 with tf.device(storage.device):
                     variable.assign(value)
-
-        try:
-            yield put_back
-        finally:
-            put_back()
 
 
 class _BatchBySections(MiniBatch):
@@ -294,19 +279,19 @@ class _BatchBySections(MiniBatch):
 
 
 def _sections(
-    model: keras.Model | None, batch: MiniBatch, tasks: Sequence[CellTasks]
+    model: keras.Model | None, pipeline: Pipeline
 ) -> tuple[list[Section], list[tf.Tensor]]:
     """Returns the sections, with tensors of the model's graph for values.
 
     And the gradients that come from behind all of them.
     """
-    traced = batch.traced
+    traced = pipeline.batch.traced
     outer = () if model is None else (model,)
     state = tensors([[t for _, t in traced.new_state], traced.moments])
     assigned = {t.ref() for t in [*state, *traced.assigned]}
     sections, parts = [], []
     for section, k in [*zip(traced.sections, traced.cells)][:-1]:
-        part, cell = tasks[k].part, batch.cells[k]
+        part, cell = pipeline.tasks[k].part, pipeline.batch.cells[k]
         if not part.forward:
             continue
         # The model that the user gave is not said again for each layer.

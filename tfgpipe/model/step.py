@@ -94,8 +94,8 @@ def mini_batch_of(
     head: Head | None,
     training: bool,
     compiles: bool,
-    trial: Trial | None = None,
-    cls: type[MiniBatch] = MiniBatch,
+    trial: Trial | None,
+    cls: type[MiniBatch],
 ) -> MiniBatch:
     """A mini-batch for which the model is traced, and tried by `trial`.
 
@@ -287,11 +287,12 @@ class TrainingSteps(Hooks):
         head: Head | None,
         loss: Objective | None,
         training: bool,
+        cls: type[MiniBatch] = MiniBatch,
     ) -> Pipeline:
         """A mini-batch of which it is known what it will run.
 
         `batch` is x, y and sample_weight; `loss` is what the head does not
-        compute of it, or None.
+        compute of it, or None; `cls` is the class of the mini-batch.
         """
         given, *labels = batch
         x = self.built_for("a step").as_taken(given)
@@ -300,7 +301,7 @@ class TrainingSteps(Hooks):
         def pipeline(compiles: bool) -> Pipeline:
             built = self.built_for("a step")
             traced = mini_batch_of(
-                built, x, labels, head, training, compiles, self._trial
+                built, x, labels, head, training, compiles, self._trial, cls
             )
             return pipeline_of(built, traced, loss, clock)
 

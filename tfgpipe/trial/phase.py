@@ -12,14 +12,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel, is_continuous
+from tfgpipe.graphs import TracedModel, is_continuous, stateful_kinds
 from tfgpipe.internals import Nest
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.conditions import conditions_of_rows
 from tfgpipe.trial.distance import distance
 from tfgpipe.trial.run import Run, first_line
 from tfgpipe.trial.tried_graph import State, TriedGraph
-from tfgpipe.trial.units import Unit, Units
+from tfgpipe.trial.units import Unit, Units, is_random
 
 # Of a table that is copied.
 _MOST_NUMBERS = 2**26
@@ -36,10 +36,10 @@ class Phase:
         graph: What is run; None if it cannot be made.
         said: What differs: by unit, and what it is about, the cell, the name
             and the words.
-        tried: The numbers of the units that were tried.
-        errors: By number, why a unit could not be.
-        differentiated: The numbers of those whose gradients were tried.
-        gradient_errors: By number, why they could not be.
+        tried: The units that were tried.
+        errors: Why others could not be.
+        differentiated: Those whose gradients were tried.
+        gradient_errors: Why those of others could not be.
         varying: The ids of state that follows from rows.
         next: State, before and after a step, by id.
         weights: What the model is run with, by id.
@@ -50,10 +50,10 @@ class Phase:
         self.call, self.cells = call, cells
         self.graph: Any = None
         self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
-        self.tried: set[int] = set()
-        self.errors: dict[int, str] = {}
-        self.differentiated: set[int] = set()
-        self.gradient_errors: dict[int, str] = {}
+        self.tried: set[Unit] = set()
+        self.errors: dict[Unit, str] = {}
+        self.differentiated: set[Unit] = set()
+        self.gradient_errors: dict[Unit, str] = {}
         self._failure = ""
         self._fails_anyhow = False
         self._asked: Any = None  # as `said`: code that asks for their number
@@ -83,22 +83,22 @@ class Phase:
             self._failure = f"{type(error).__name__}: {error}"
             return None
         self.said, self.tried, self.errors = {}, set(), {}
-        for i, unit in enumerate(graph.units.units):
+        for unit in graph.units.units:
             if unit.mixes:
-                self.mixes(i, math.inf)
+                self.mixes(unit, math.inf)
             elif unit in graph.units.drawing and not unit.is_known:
-                self.errors[i] = (
+                self.errors[unit] = (
                     "it draws random numbers in a loop, a branch or a function"
                 )
         return graph
 
     @property
-    def wanted(self) -> list[tuple[int, Unit]]:
-        """The units that are tried as they are, with their numbers."""
+    def wanted(self) -> list[Unit]:
+        """The units that are tried as they are."""
         units = self.graph.units
         return [
-            (i, unit)
-            for i, unit in enumerate(units.units)
+            unit
+            for unit in units.units
             if not (unit.is_known or unit.mixes or unit in units.drawing)
         ]
 
@@ -120,9 +120,8 @@ class Phase:
                 it is not known, or if that takes long.
         """
         graph = self.graph
-        kinds = [t.op.type for t in graph.units.draws]
-        is_drawn = not all(kind.startswith("Stateless") for kind in kinds)
-        if not graph.is_of_any_rows or is_drawn:
+        kinds = stateful_kinds(graph.traced.operations)
+        if not graph.is_of_any_rows or any(map(is_random, kinds)):
             return graph
         num_rows = next(t for t in step.x if t is not None).shape[0]
         first = [
@@ -170,7 +169,7 @@ class Phase:
         if None not in unlike:
             return None
         first = unlike[0]
-        return self._placed(first) if first else (self.cells[0], "the model")
+        return self.place(first) if first else (self.cells[0], "the model")
 
     def _draw_weights(self) -> None:
         """Takes the weights; draws zeros, and makes tables larger.
@@ -234,33 +233,33 @@ class Phase:
         with contextlib.suppress(Exception):  # of rows that it cannot take
             Run(self, parts, nests, {}).try_lookups()
 
-    def say(self, i: int, about: str, what: str, name: str = "") -> None:
+    def say(
+        self, unit: Unit | None, about: str, what: str, name: str = ""
+    ) -> None:
         """Notes what differs of a unit, which may be known by another name."""
-        cell, unit_name = self.place(i)
-        self.said.setdefault((i, about), (cell, name or unit_name, what))
+        if unit is not None:
+            cell, unit_name = self.place(unit)
+            told = cell, name or unit_name, what
+            self.said.setdefault((unit.number, about), told)
 
-    def mixes(self, i: int, apart: float, name: str = "") -> None:
+    def mixes(self, unit: Unit, apart: float, name: str = "") -> None:
         """Notes that rows of a unit follow from others."""
-        self.tried.add(i)
-        self.say(i, "outputs", compare.of_outputs(apart), name)
+        self.tried.add(unit)
+        self.say(unit, "outputs", compare.of_outputs(apart), name)
 
     def end(self) -> None:
         """Says what no unit has shown by itself."""
         units = self.graph.units
         for op in conditions_of_rows(self.graph.traced):
-            unit = units.maker(op.outputs[0])
-            if unit is not None and not units.is_inside_known(op):
-                i = units.units.index(unit)
-                self.say(i, "outputs", compare.of_condition())
+            if not units.is_inside_known(op):
+                unit = units.maker(op.outputs[0])
+                self.say(unit, "outputs", compare.of_condition())
         names = [name for _, name, _ in self.said.values()]
         if self._asked and self._asked[1] not in names:
             self.said[0, "rows"] = self._asked
 
-    def place(self, i: int) -> tuple[Cell, str]:
+    def place(self, unit: Unit) -> tuple[Cell, str]:
         """Returns where a unit is, and its name."""
-        return self._placed(self.graph.units.units[i])
-
-    def _placed(self, unit: Unit) -> tuple[Cell, str]:
         return self.cells[min(unit.cell, len(self.cells) - 1)], unit.name
 
     def untried(self) -> list[tuple[Cell, str, str]]:
@@ -271,13 +270,17 @@ class Phase:
             return [(self.cells[0], "the model", self._failure)]
         why = self._failure or "what comes before it could not be run in parts"
         reasons = {
-            i: self.errors.get(i, why)
-            for i, unit in enumerate(self.graph.units.units)
-            if not unit.is_known and i not in self.tried
+            unit: error
+            for unit, error in self.gradient_errors.items()
+            if unit not in self.differentiated
         }
-        for i in self.gradient_errors.keys() - self.differentiated:
-            reasons.setdefault(i, self.gradient_errors[i])
-        return [(*self.place(i), text) for i, text in sorted(reasons.items())]
+        reasons |= {
+            unit: self.errors.get(unit, why)
+            for unit in self.graph.units.units
+            if not unit.is_known and unit not in self.tried
+        }
+        units = sorted(reasons, key=lambda unit: unit.number)
+        return [(*self.place(unit), reasons[unit]) for unit in units]
 
 
 def _is_zero(value: tf.Tensor) -> bool:

@@ -125,8 +125,8 @@ class Run:
             whole, *others = self._column(tensor)
             if any(distance(whole, other) for other in others):
                 phase.varying.add(id(variable))
-        for i, unit in phase.wanted:
-            if i < start:
+        for unit in phase.wanted:
+            if unit.number < start:
                 continue
             gives = [
                 self._column(t)
@@ -137,22 +137,22 @@ class Run:
             num_bytes = unit.num_bytes
             apart = compare.output_distance(gives, inputs, parts, num_bytes)
             if apart and not self._is_repeatable(unit):
-                phase.errors[i] = _BY_OTHER_MEANS
-                return i
-            phase.tried.add(i)
+                phase.errors[unit] = _BY_OTHER_MEANS
+                return unit.number
+            phase.tried.add(unit)
             losses = [
                 self._column(t)
                 for t in self._traced.losses
                 if self._units.maker(t) is unit
             ]
             for text in compare.of_losses(losses, parts, num_bytes):
-                phase.say(i, "losses", text)
-            self._judge_state(i, unit, inputs)
+                phase.say(unit, "losses", text)
+            self._judge_state(unit, inputs)
             if apart:
-                phase.mixes(i, apart, self._inner_name(unit))
+                phase.mixes(unit, apart, self._inner_name(unit))
                 axes = [rows.row_axis(column, parts) for column in gives]
                 phase.sizes_vary |= rows.UNCLEAR in axes
-                return i
+                return unit.number
         return len(self._units.units)
 
     def _is_repeatable(self, unit: Unit) -> bool:
@@ -183,9 +183,7 @@ class Run:
                     key, (variable, old, whole[tensor.ref()])
                 )
 
-    def _judge_state(
-        self, i: int, unit: Unit, inputs: Sequence[tf.Tensor]
-    ) -> None:
+    def _judge_state(self, unit: Unit, inputs: Sequence[tf.Tensor]) -> None:
         assigned = {
             id(v): (v, t) for v, t in self._new if self._units.maker(t) is unit
         }
@@ -198,12 +196,12 @@ class Run:
                     self._parts,
                     unit.num_bytes,
                 ):
-                    self._phase.say(i, f"state {key}", text)
+                    self._phase.say(unit, f"state {key}", text)
         for metric in self._all_metrics:
             if any(id(v) in assigned for v in metric.variables):
                 results = [self._results(metric, place) for place in (0, 2)]
                 for text in compare.of_metrics(*results):
-                    self._phase.say(i, "metrics", text)
+                    self._phase.say(unit, "metrics", text)
 
     def _results(
         self, metric: keras.metrics.Metric, place: int
@@ -223,7 +221,7 @@ class Run:
         rows 0 1 0 1 0 --> unit --> y'      y'[0:2] beside y[0:2]
         """
         phase, graph = self._phase, self._graph
-        for i, unit in enumerate(self._units.units):
+        for unit in self._units.units:
             if unit not in self._units.drawing or unit.is_known or unit.mixes:
                 continue
             # What it gave is computed again, of the same seeds.
@@ -241,9 +239,9 @@ class Run:
                 for run in ({}, {}, others)
             )
             if any(map(distance, one, again)):
-                phase.errors[i] = _BY_OTHER_MEANS
+                phase.errors[unit] = _BY_OTHER_MEANS
                 continue
-            phase.tried.add(i)
+            phase.tried.add(unit)
             for t, *pair in zip(gives, one, other):
                 fed = [run[t.ref()] for run in self._fed]
                 a, b = (
@@ -251,7 +249,7 @@ class Run:
                     for value in pair
                 )
                 if apart := distance(a, b, num_bytes=unit.num_bytes):
-                    phase.mixes(i, apart)
+                    phase.mixes(unit, apart)
 
     def _with_first_rows(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Of all rows, with the first ones again and again; None if unclear."""
@@ -277,11 +275,11 @@ class Run:
             before = internals.ancestors([tensor])
             is_drawn = any(draw.op.name in before for draw in drawn)
             if is_drawn and id(variable) not in self._metrics:
-                self._say_of_maker(
-                    tensor,
+                about, text = (
                     f"state {id(variable)}",
                     compare.of_drawn(variable),
                 )
+                self._phase.say(self._units.maker(tensor), about, text)
 
     def _try_replicas(self) -> None:
         """A metric of several replicas is zero in all but the first."""
@@ -302,16 +300,9 @@ class Run:
                 for p, start in enumerate(starts)
             )
             if distance(whole, one + other):
-                self._say_of_maker(
-                    tensor,
-                    f"replicas {id(variable)}",
-                    compare.of_replicas(variable.name),
-                )
-
-    def _say_of_maker(self, tensor: tf.Tensor, about: str, what: str) -> None:
-        unit = self._units.maker(tensor)
-        if unit is not None:
-            self._phase.say(self._units.units.index(unit), about, what)
+                about = f"replicas {id(variable)}"
+                text = compare.of_replicas(variable.name)
+                self._phase.say(self._units.maker(tensor), about, text)
 
     # -------------------------------------------------------------- gradients
     def try_lookups(self) -> None:
@@ -331,29 +322,28 @@ class Run:
             if is_of_rows and not are_repeated:
                 phase.lookups_of_rows.add(lookup.place)
             if not (is_of_rows or are_repeated or phase.sizes_vary):
-                i = self._units.units.index(lookup.unit)
+                about = f"lookup {id(lookup.variable)}"
                 text = compare.of_lookups(lookup.variable)
-                phase.say(i, f"lookup {id(lookup.variable)}", text)
+                phase.say(lookup.unit, about, text)
 
     def _try_gradients(self) -> None:
         """Those of units that are differentiated."""
         phase, graph, parts = self._phase, self._graph, self._parts
         faulty = {place for place, _ in phase.said}
-        tried = [
-            (i, unit, graph.gradients[unit])
-            for i, unit in phase.wanted
-            if unit in graph.gradients and i not in faulty
-        ]
-        tensors = [t for *_, own in tried for t in own.all_gradients]
+        tried = {
+            unit: graph.gradients[unit]
+            for unit in phase.wanted
+            if unit in graph.gradients and unit.number not in faulty
+        }
+        tensors = [t for g in tried.values() for t in g.all_gradients]
         if not tensors:
             return
         given: list[Values] = [{}, {}, {}]
-        for *_, gradients in tried:
+        for gradients in tried.values():
             for i, (t, dy) in enumerate(zip(gradients.made, gradients.dy)):
                 each = rows.cotangents(i, self._column(t), parts)
                 for values, d in zip(given, each):
                     values[dy.ref()] = d
-        numbers = [i for i, *_ in tried]
         try:
             made = [
                 graph.run(tensors, {**self._values(place), **given[place]})
@@ -361,14 +351,14 @@ class Run:
             ]
         except Exception as error:  # of rows that they cannot take
             text = f"its gradients: {first_line(error)}"
-            phase.gradient_errors.update(dict.fromkeys(numbers, text))
+            phase.gradient_errors.update(dict.fromkeys(tried, text))
             return
-        phase.differentiated.update(numbers)
+        phase.differentiated.update(tried)
 
         def column(tensor: tf.Tensor) -> Column:
             return [run[tensor.ref()] for run in made]
 
-        for i, unit, gradients in tried:
+        for unit, gradients in tried.items():
             shapes = [
                 self._made[0][t.ref()].shape
                 for t in (*unit.takes, *unit.gives)
@@ -381,7 +371,7 @@ class Run:
                 unit.num_bytes,
                 max((math.prod(shape[:-1]) for shape in shapes), default=1),
             ):
-                phase.say(i, "gradients", text)
+                phase.say(unit, "gradients", text)
 
 
 def first_line(error: Exception) -> str:

@@ -82,6 +82,7 @@ class Unit:
         layer: The layer whose call they are; None for code of a model.
         name: What to call it in a sentence.
         cell: The cell in which it begins.
+        number: Its place among all units.
         sections: Its sections.
         operations: Its operations.
         takes: The tensors that they take of other units.
@@ -92,6 +93,7 @@ class Unit:
     layer: keras.layers.Layer | None
     name: str
     cell: int
+    number: int = 0
     sections: set[int] = dataclasses.field(default_factory=set)
     operations: list[tf.Operation] = dataclasses.field(default_factory=list)
     takes: list[tf.Tensor] = dataclasses.field(default_factory=list)
@@ -166,7 +168,7 @@ class Units:
                 continue
             place_key, unit = self._place(place)
             if place_key != key:
-                key = place_key
+                key, unit.number = place_key, len(self.units)
                 self.units.append(unit)
             last = self.units[-1]
             last.sections.add(traced.section_at(place))

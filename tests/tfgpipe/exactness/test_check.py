@@ -32,29 +32,6 @@ class LoopMixes(kl.Layer):
         return tf.while_loop(lambda i, x: i < 2, body, (0, x))[1]
 
 
-class NoisyMixes(kl.Layer):
-    """Rows are mixed where random numbers hide it."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed = keras.random.SeedGenerator(1)
-
-    def call(self, x, training=None):
-        noise = keras.random.normal(keras.ops.shape(x), seed=self.seed)
-        return x + noise - keras.ops.mean(x, axis=0, keepdims=True)
-
-
-class GradientMixes(kl.Layer):
-    """Rows are mixed on their way back."""
-
-    def call(self, x):
-        @tf.custom_gradient
-        def mixed(x):
-            return tf.identity(x), lambda d: d - tf.reduce_mean(d, 0)
-
-        return mixed(x)
-
-
 class Average(kl.Layer):
     """A moving average of its inputs."""
 
@@ -276,22 +253,6 @@ def test_layer_that_mixes_rows_is_named():
     assert found.what.startswith("mixes the rows of a batch")
 
 
-def test_layer_inside_of_another_is_named_by_its_path():
-    class Block(kl.Layer):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            self.inner = dense("inner")
-            self.mixes = LoopMixes(name="mixes")
-
-        def call(self, x):
-            return x + self.mixes(self.inner(x))
-
-    report = checked(pipeline(Block(name="block")))
-    assert "6 layers in 3 cells" in report.title
-    (found,) = undocumented(report)
-    assert found.where == "layer 'block/mixes' of cell 1 on /device:CPU:1"
-
-
 def test_state_of_a_layer_that_is_called_twice_is_exact():
     average = Average(name="average")
     inputs = keras.Input((8,))
@@ -312,88 +273,6 @@ def test_model_without_trained_weights_is_exact():
         assert checked(model).is_exact
 
 
-def test_rows_are_mixed_beside_random_numbers():
-    found = first_of(pipeline(NoisyMixes(name="mixes")))
-    assert found.where.startswith("layer 'mixes'")
-    assert found.what.startswith("mixes the rows of a batch")
-
-
-def test_rows_are_mixed_on_their_way_back():
-    found = first_of(pipeline(GradientMixes(name="mixes")))
-    assert found.where.startswith("layer 'mixes'")
-    assert found.what.startswith("has a gradient with respect to its inputs")
-
-
-class LoopDraws(kl.Layer):
-    """Draws in a loop, where parts cannot be given the numbers of the whole."""
-
-    def __init__(self, mixes, **kwargs):
-        super().__init__(**kwargs)
-        self.seed, self.mixes = keras.random.SeedGenerator(1), mixes
-
-    def call(self, x):
-        seed = tf.cast(self.seed.next(), "int32")
-
-        def body(i, x):
-            noise = tf.random.stateless_normal(tf.shape(x), seed)
-            mean = tf.reduce_mean(x, 0) if self.mixes else 0.0
-            return i + 1, x + noise - mean
-
-        return tf.while_loop(lambda i, x: i < 2, body, (0, x))[1]
-
-
-def test_rows_are_mixed_in_a_loop_that_draws():
-    assert checked(pipeline(LoopDraws(False))).is_exact
-    found = first_of(pipeline(LoopDraws(True, name="mixes")))
-    assert found.where.startswith("layer 'mixes'")
-    assert found.what.startswith("mixes the rows of a batch")
-
-
-class Routes(kl.Layer):
-    """Each row goes one of two ways: how many do follows from values."""
-
-    def build(self, shape):
-        self.kernels = [self.add_weight((8, 8)) for _ in range(2)]
-
-    def call(self, x):
-        places = [tf.where((x[:, 0] > 0) == (i > 0))[:, 0] for i in range(2)]
-        made = [tf.gather(x, at) @ w for at, w in zip(places, self.kernels)]
-        at = tf.concat(places, 0)
-        rows = tf.concat(made, 0)
-        return tf.math.unsorted_segment_sum(rows, at, tf.shape(x)[0])
-
-
-class MixesLater(kl.Layer):
-    """Rows are mixed from the second step on."""
-
-    def build(self, shape):
-        self.steps = self.add_weight(shape=(), trainable=False)
-
-    def call(self, x):
-        is_late = keras.ops.cast(self.steps > 0, x.dtype)
-        self.steps.assign_add(1.0)
-        return x - is_late * keras.ops.mean(x, 0)
-
-
-class Balanced(kl.Layer):
-    """A product of means; of drawn biases, all rows are of one kind."""
-
-    def build(self, shape):
-        self.bias = self.add_weight(shape=(shape[-1],), initializer="zeros")
-
-    def call(self, x):
-        is_large = keras.ops.cast(x + 100.0 * self.bias > 0, x.dtype)
-        means = keras.ops.mean(is_large, 0) * keras.ops.mean(x, 0)
-        self.add_loss(keras.ops.sum(means))
-        return x
-
-
-@pytest.mark.parametrize("layer", [MixesLater, Balanced])
-def test_rows_are_compared_in_later_steps_and_with_weights_of_zeros(layer):
-    found = first_of(pipeline(layer(name="own")))
-    assert found.kind == "rows" and "'own'" in found.where
-
-
 def test_layers_that_a_model_does_not_call_are_left_out():
     class Unused(keras.Model):
         def __init__(self):
@@ -408,15 +287,6 @@ def test_layers_that_a_model_does_not_call_are_left_out():
     model.compile("adam", "mse")
     x = np.random.default_rng(0).random((6, 4))
     assert tfgpipe.check(model, x, np.ones((6, 3))).is_exact
-
-
-def test_rows_in_an_order_by_their_values_are_exact():
-    inputs = keras.Input((8,))
-    x = Routes()(dense("a")(inputs))
-    x = kl.BatchNormalization()(x)
-    model = tfgpipe.GPipe(keras.Model(inputs, dense("b", 4)(x)), 2, 3)
-    model.compile("adam", "mse")
-    assert checked(model).is_exact
 
 
 def test_what_cannot_be_tried_is_told():
@@ -655,9 +525,6 @@ def test_data_must_be_one_mini_batch(dense_calls):
         ValueError, match=r"12 rows of x and 3 of sample_weight"
     ):
         tfgpipe.check(model, x, y, np.ones(3))
-    dataset = tf.data.Dataset.from_tensors((x, y))
-    with pytest.raises(ValueError, match=r"next\(iter\(dataset\)\)"):
-        tfgpipe.check(model, dataset)
     assert not dense_calls
 
 

@@ -11,7 +11,6 @@ from row_operations import MIXING as MIXES
 from tried import said_of
 
 import tfgpipe
-from tfgpipe.trial.distance import distance
 
 ops = keras.ops
 WEIGHT = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -173,28 +172,6 @@ NOT_MEANS = {
 }
 ODD = {
     "nothing is taken": lambda x: x[()],
-    "of unknown rank": lambda x: ops.mean(
-        tf.raw_ops.PlaceholderWithDefault(input=x, shape=None), 0
-    ),
-    "batch axes from the last": lambda x: tf.transpose(
-        tf.raw_ops.GatherV2(
-            params=tf.ones((5,)),
-            indices=ops.cast(x[:, 0, 0] > 0, "int32"),
-            axis=0,
-            batch_dims=-1,
-        )
-    ),
-    "moments of channels": lambda x: tf.transpose(
-        tf.raw_ops.FusedBatchNormV3(
-            x=ops.transpose(x, (1, 0, 2))[..., None],
-            scale=ops.ones_like(x[:, 0, 0]),
-            offset=ops.zeros_like(x[:, 0, 0]),
-            mean=ops.zeros_like(x[:, 0, 0]),
-            variance=ops.ones_like(x[:, 0, 0]),
-            data_format="NCHW",
-            is_training=False,
-        ).batch_mean
-    ),
     "text": lambda x: tf.strings.length(tf.strings.as_string(x)),
     "a loop": lambda x: tf.scan(lambda a, b: a + b, x),
     "lists": lambda x: tf.TensorArray("float32", 1).write(0, x).stack(),
@@ -416,10 +393,6 @@ def test_what_rounding_leaves_is_not_found():
     assert not warned(layers, x)
 
 
-def test_tensors_without_numbers_are_not_apart():
-    assert distance(tf.zeros((2, 0)), tf.zeros((2, 0))) == 0.0
-
-
 def test_other_sizes_are_tried_again():
     def centred(x):
         return x - ops.mean(x, 0) * ops.cast(ops.shape(x)[1] > 4, x.dtype)
@@ -478,65 +451,6 @@ def test_a_trial_takes_the_run_on_shapes():
     assert calls("warn", knows_rows=False) == 3
     assert calls("off", knows_rows=True) == 3
     assert calls("warn", knows_rows=True) == 3 + 3
-
-
-class Centred(keras.layers.Layer):
-    """Mixes the rows of what is a matrix, has a mask, or is flagged."""
-
-    def __init__(self, by, flags=(False,), **arguments):
-        super().__init__(**arguments)
-        self.by, self.supports_masking = by, True
-        self.subs = [keras.layers.Layer() for _ in flags]
-        for sub, flag in zip(self.subs, flags):
-            sub.flag = flag
-
-    def call(self, x, mask=None):
-        mixes = {
-            "rank": len(x.shape) == 2,
-            "mask": mask is not None,
-            "values": ops.cast(ops.min(x) < 0, x.dtype),
-            "flags": any(sub.flag for sub in self.subs),
-        }[self.by]
-        return x - ops.cast(mixes, x.dtype) * ops.mean(x, 0)
-
-
-def _negative():
-    return keras.layers.Rescaling(-1.0)
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        lambda: [
-            keras.layers.Reshape((3, 2)),
-            Centred("rank"),
-            keras.layers.Flatten(),
-            Centred("rank", name="own"),
-        ],
-        lambda: [
-            keras.layers.Reshape((3, 2)),
-            Centred("mask"),
-            keras.layers.Masking(),
-            Centred("mask", name="own"),
-            keras.layers.Flatten(),
-        ],
-        lambda: [
-            keras.layers.ReLU(),
-            Centred("values"),
-            _negative(),
-            Centred("values", name="own"),
-        ],
-        lambda: [
-            Centred("flags", [False] * 4),
-            Centred("flags", [False] * 3 + [True], name="own"),
-        ],
-    ],
-    ids=["rank", "mask", "values", "flags"],
-)
-def test_of_two_alike_the_one_that_mixes_rows_is_found(layers):
-    x = tf.random.stateless_normal((6, 6), (1, 2))
-    (message,) = [t for t in warned(layers(), x) if "mixes the rows" in t]
-    assert message.startswith("Layer 'own' ")
 
 
 def test_tensor_without_rows_has_gradients_of_all_rows():
