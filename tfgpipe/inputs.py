@@ -155,7 +155,11 @@ def check_rows(
         batch_dimension(nest, name, is_split)
         for leaf in _leaves(nest) if is_split else ():
             first = leaf if first is None else first
-            message = f"`{name}` must have as many rows as `x`."
+            message = (
+                "`x` must have the same number of rows everywhere."
+                if name == "x"
+                else f"`{name}` must have as many rows as `x`."
+            )
             rows, others = first.shape[0], leaf.shape[0]
             if leaf is first:
                 continue
