@@ -94,10 +94,10 @@ def test_variables_are_listed_and_assigned_elsewhere():
 
 
 def test_calls_and_new_variables_are_watched():
-    """From now on: so by those of the library, which look at homes."""
+    """By `internals.watch_calls`: so by those of the library, by homes."""
     tfgpipe.GPipe([keras.Input((2,)), kl.Dense(3)], 1, devices=["CPU:1"])
     before = keras.Operation.__call__, keras.Model.jit_compile
-    internals.watch_calls(None, None, None)  # once is enough
+    tfgpipe.GPipe([keras.Input((2,)), kl.Dense(3)], 1)  # once is enough
     assert before == (keras.Operation.__call__, keras.Model.jit_compile)
     layer = kl.Dense(3)
     object.__setattr__(layer, "_tfgpipe_home", "CPU:2")
@@ -448,7 +448,7 @@ def test_function_that_shares_tells_its_caller_what_fails():
     internals.share_rendezvous(failing)
     concrete = failing.get_concrete_function(tf.TensorSpec([1], "int32"))
     assert concrete.function_def.attr["shared_rendezvous"].b
-    call = internals.FunctionCall(concrete, as_written=True)
+    call = internals.FunctionCall(concrete)
     for _ in range(5):
         with pytest.raises(tf.errors.InvalidArgumentError, match="= 7 is not"):
             tf.function(step, autograph=False)(tf.constant([7]))
@@ -742,12 +742,9 @@ def test_unlisted_variables_are_those_that_keras_does_not_track():
     assert kept is inner._u_product
 
 
-@pytest.mark.parametrize("as_written", [False, True])
 @pytest.mark.parametrize("jit_compile", [None, True])
 @pytest.mark.parametrize("stateful", [False, True])
-def test_call_calls_as_the_function_itself_would(
-    as_written, jit_compile, stateful
-):
+def test_call_calls_as_the_function_itself_would(jit_compile, stateful):
     count = tf.Variable(0.0)
 
     @tf.function(jit_compile=jit_compile, autograph=False)
@@ -760,7 +757,7 @@ def test_call_calls_as_the_function_itself_would(
 
     spec = tf.TensorSpec([2])
     concrete = function.get_concrete_function(spec, spec)
-    call = internals.FunctionCall(concrete, as_written)
+    call = internals.FunctionCall(concrete)
 
     @tf.function(autograph=False)
     def outer(x, y):
@@ -773,7 +770,7 @@ def test_call_calls_as_the_function_itself_would(
     assert op.outputs[1].shape == (1,)
     config = tf.compat.v1.ConfigProto.FromString(op.get_attr("config_proto"))
     rewrites = config.graph_options.rewrite_options
-    assert rewrites.disable_meta_optimizer == as_written
+    assert rewrites.disable_meta_optimizer
     assert ("_XlaMustCompile" in op.node_def.attr) == bool(jit_compile)
     a, b = outer(one, one)
     np.testing.assert_array_equal(a, [2, 2])
@@ -787,7 +784,7 @@ def test_function_that_only_a_name_calls_is_kept():
     def nested():
         inner = tf.function(lambda x: x + 1.0, autograph=False)
         concrete = inner.get_concrete_function(tf.TensorSpec([1]))
-        call = internals.FunctionCall(concrete, as_written=True)
+        call = internals.FunctionCall(concrete)
         outer = tf.function(lambda x: call([x]), autograph=False)
         found = outer.get_concrete_function(tf.TensorSpec([1]))
         internals.keep(found, concrete)
@@ -839,7 +836,7 @@ def test_calls_are_ordered_by_what_they_assign_alone():
                 if i == 1
                 else (lambda: variable + 1.0)
             ).get_concrete_function()
-            call = internals.FunctionCall(called, as_written=True)
+            call = internals.FunctionCall(called)
             call([*called.captured_inputs])
             graph = tf.compat.v1.get_default_graph()
             internals.run_independently(graph.get_operations()[-1])
@@ -869,28 +866,6 @@ def test_resources_that_are_only_read_are_told(assigns):
         pair for pair in graph.captures if pair[1].dtype == tf.resource
     ]
     assert internals.is_only_read(handle) != assigns
-
-
-def test_outer_tensors_are_what_was_captured():
-    value, variable = tf.constant([1.0]), tf.Variable([2.0])
-    outer = internals.OuterTensors()
-    seen = []
-
-    @tf.function(autograph=False)
-    def function():
-        y = value + variable
-        for tensor in y.op.inputs:
-            seen.append(outer.captured_as(tensor))
-            seen.append([outer.captured_as(t) for t in tensor.op.inputs])
-        seen.append(outer.captured_as(y))
-        return y
-
-    function()
-    assert seen[0] is value
-    assert seen[3][0] is variable.handle
-    assert seen[2] is seen[4] is None
-    assert internals.is_eager(value)
-    assert not internals.is_eager(seen)
 
 
 def test_all_layers_inside_a_layer_are_found():
@@ -1219,6 +1194,7 @@ def test_graphs_of_branches_and_loops_are_told_from_those_of_functions():
     }
     assert internals.current_graph() is None
     assert internals.graph_of(tf.ones(1)) is None
+    assert internals.is_eager(tf.ones(1)) and not internals.is_eager([])
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function])

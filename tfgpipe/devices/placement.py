@@ -208,21 +208,20 @@ def follow_inputs(
     Of its first input that is no scalar, if there is one. `is_on` returns
     whether it holds for operations that are made now.
     """
-    captured = internals.OuterTensors()
+    captured: dict[int, tf.Tensor] = {}
 
     def device_of(tensor: tf.Tensor) -> str:
+        if internals.is_eager(tensor):
+            return tensor.device
         op = tensor.op
         if op.type == "Placeholder":
-            outer = captured.captured_as(tensor)
-            if outer is None:
-                return ""
-            is_eager = internals.is_eager(outer)
-            return outer.device if is_eager else device_of(outer)
-        if op.device:
-            return op.device
-        if op.type in ("ReadVariableOp", "Identity") and op.inputs:
-            return device_of(op.inputs[0])
-        return ""
+            if id(tensor) not in captured:
+                captures = getattr(tensor.graph, "captures", ())
+                captured.update((id(inner), outer) for outer, inner in captures)
+            outer = captured.get(id(tensor))
+            return "" if outer is None else device_of(outer)
+        is_same = op.type in ("ReadVariableOp", "Identity") and not op.device
+        return device_of(op.inputs[0]) if is_same else op.device
 
     def device(op: tf.Operation) -> str:
         if not is_on() or op.device or op.type in _ANYWHERE:

@@ -430,7 +430,7 @@ class GraphCutter:
         concrete = traced(body, specs, self._options, part)
         # And so the functions that it calls.
         internals.keep(concrete, self._whole.graph)
-        call = internals.FunctionCall(concrete, as_written=True)
+        call = internals.FunctionCall(concrete)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only one operation's.
         wrapper = traced(lambda *a: call(list(a)), specs, self._options, part)

@@ -224,7 +224,7 @@ class Subfunction:
         fetches: Sequence[tf.Tensor | Bundle],
         captures: Mapping[Any, Any],
     ):
-        self._call = internals.FunctionCall(concrete, as_written=True)
+        self._call = internals.FunctionCall(concrete)
         self.inputs = inputs
         self.stages: list[Stage] = []
         self._fetches = fetches

@@ -396,7 +396,7 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         experimental_attributes={"_noinline": True},
     ).get_concrete_function(*specs)
     with tf.name_scope("sum_of_gradients"):
-        return internals.FunctionCall(traced, as_written=True)(flat)
+        return internals.FunctionCall(traced)(flat)
 
 
 def add_uses(totals: list[Any]) -> Any:

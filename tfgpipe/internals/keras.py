@@ -244,11 +244,8 @@ def postponed(
 
     Unlike `deferred_variables`, which is for a moment and in which values
     stand for storage, this leaves variables that outlive it: until they are
-    created, only Keras's symbolic calls may read them.
-
-    Args:
-        is_postponed: Whether a variable, which has a shape, is to wait.
-        refuse: Called with one that is read or assigned before; raises.
+    created, only Keras's symbolic calls may read them. `refuse` is called with
+    one that is used otherwise, and raises.
     """
 
     def allocate(variable: keras.Variable, initializer: Any) -> None:
@@ -293,11 +290,7 @@ def made_variables() -> Iterator[list[keras.Variable]]:
 def assigning_by(
     assign: Callable[[keras.Variable, Any], None],
 ) -> Iterator[None]:
-    """Inside, what is assigned to variables outside of scopes goes elsewhere.
-
-    Args:
-        assign: Called with the variable and the value, as it was given.
-    """
+    """Inside, a function assigns what is assigned outside of scopes."""
 
     def instead(variable: keras.Variable, value: Any) -> Any:
         if variables_are_deferred():  # a scope has the value
@@ -652,10 +645,7 @@ def refusing_added_losses(
 ) -> Iterator[None]:
     """Inside, who reads the losses that a single layer has added is refused.
 
-    Args:
-        model: The model, whose own `losses` may be read, and those of what it
-            holds besides its `layers`.
-        refuse: Called with the layer; raises an exception.
+    Those of the model may be read, and of what it holds besides its `layers`.
     """
     with contextlib.ExitStack() as stack:
         for layer in _inner_layers(model):
@@ -711,11 +701,7 @@ def metric_calls(
 ) -> list[tuple[keras.metrics.Metric, Nest, Nest, Nest]]:
     """Says what every metric would be called with: (metric, y, y_pred, weight).
 
-    Args:
-        compile_metrics: All compiled metrics, which are built.
-        y: Nest of labels, or of anything that stands for them.
-        y_pred: Outputs.
-        sample_weight: Weights.
+    The compiled metrics are built; anything may stand for the data.
     """
     calls: list[tuple[keras.metrics.Metric, Nest, Nest, Nest]] = []
 
@@ -764,13 +750,10 @@ def recording_moments(
     record: Callable[..., None],
     compute: Callable[[keras.layers.Layer, Nest, Nest], Any] = batch_moments,
 ) -> Iterator[None]:
-    """Inside, `BatchNormalization`s tell their moments.
+    """Inside, `BatchNormalization`s tell their moments, as they compute them.
 
-    Args:
-        layers: The layers. Those that are built inside tell theirs, too.
-        record: Called as `record(layer, inputs, mask, mean, variance)` with
-            what a layer normalises by, call by call.
-        compute: Called as `compute(layer, inputs, mask)` for mean and variance.
+    Those that are built inside do, too. `record` is called as `record(layer,
+    inputs, mask, mean, variance)`.
     """
 
     def moments(layer: keras.layers.Layer, inputs: Nest, mask: Nest) -> Any:
@@ -1043,9 +1026,7 @@ def direct_layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(model._flatten_layers(include_self=False, recursive=False))
 
 
-_watches: list[Any] = []
-
-
+@functools.cache
 def watch_calls(
     called: Callable[[Any], object],
     added: Callable[[keras.layers.Layer], object],
@@ -1053,15 +1034,10 @@ def watch_calls(
 ) -> None:
     """From now on, has calls and models of Keras look at where layers are.
 
-    Args:
-        called: Returns a context for a call of a layer or operation.
-        added: Returns one for the making of a layer's variable.
-        spans: Whether a model is not to be compiled by XLA: not by itself, and
-            who asks for it gets an error.
+    A call of a layer or operation runs in the context that `called` returns,
+    the making of a layer's variable in that of `added`. A model that `spans`
+    devices is not compiled by XLA: who asks for it gets an error.
     """
-    if _watches:
-        return
-    _watches.append((called, added, spans))
     for cls, name, around in (
         (keras.Operation, "__call__", called),
         (keras.layers.Layer, "add_weight", added),
@@ -1148,11 +1124,8 @@ def around_calls(
 ) -> Iterator[None]:
     """Inside, calls of layers and operations are made by a function.
 
-    Operations are called by functional models: `x + y` is one there.
-
-    Args:
-        called: Gets the layer or operation, and what calls it, whose result it
-            returns.
+    It gets the layer or operation, and what calls it. Functional models call
+    operations: `x + y` is one there.
     """
 
     def noticed(call: Replaceable, of_layers: bool) -> Any:
@@ -1199,10 +1172,7 @@ def is_keras_function(thing: object) -> bool:
 def overridden(thing: Any, base: type | None = None) -> set[str]:
     """Returns the names that an object or its class defines anew.
 
-    Args:
-        thing: An object of a class of Keras, or of a subclass.
-        base: The class with which it is compared. Defaults to the first class
-            of Keras among those that it inherits from.
+    Compared with a class; by default, the first of Keras that it inherits from.
     """
     cls = type(thing)
     base = base or next(filter(is_keras, cls.__mro__), object)

@@ -330,9 +330,7 @@ def graph_of(tensor: Any) -> Any:
 def in_control_flow(graph: tf.Graph, outside: Any) -> bool:
     """Returns whether a graph is, or is inside, a branch or a loop's body.
 
-    Args:
-        graph: The graph.
-        outside: A graph around it, where to stop, or None.
+    Up to a graph around it, `outside`, if that is not None.
     """
     while graph is not outside and graph is not None:
         if isinstance(graph, _ControlFlowFuncGraph):
@@ -366,12 +364,10 @@ def refuse_tapes(
     sources: Sequence[tf.Tensor],
     refuse: Callable[..., object],
 ) -> None:
-    """Has tapes call a function where they differentiate results.
+    """Has tapes that differentiate results call a function, which raises.
 
-    Args:
-        results: Tensors that no tape has seen.
-        sources: What they follow from: tensors, and `tf.Variable`s.
-        refuse: Raises an error.
+    They follow from `sources`, tensors and `tf.Variable`s, and no tape has seen
+    them.
     """
     variables = [s for s in sources if isinstance(s, tf.Variable)]
     for variable in variables:
@@ -398,11 +394,7 @@ def in_custom_gradient(thing: object) -> bool:
 # ------------------------------------------------------------------- variables
 @contextlib.contextmanager
 def reading_storage(of: Callable[[tf.Variable], tf.Tensor]) -> Iterator[None]:
-    """Inside, Python reads of a `tf.Variable` something else.
-
-    Args:
-        of: Called with the variable; returns a tensor, or None for its value.
-    """
+    """Inside, Python reads of variables what a function returns, if any."""
 
     def instead(function: Replaceable, made_of: Callable) -> Any:
         outer = function.current
@@ -448,12 +440,7 @@ def _value(handle: tf.Tensor) -> tf.Tensor:
 
 
 def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
-    """Gives a variable the storage of another: who keeps it, keeps that.
-
-    Args:
-        variable: The variable.
-        moved: One like it, which is not used any more.
-    """
+    """Gives a variable the storage of another one, which is no more used."""
     variable._handle = moved._handle
 
 
@@ -510,15 +497,11 @@ class FunctionCall:
     """Calls a traced function with flat arguments.
 
     As `function(*arguments)` does, which takes several times as long to trace.
-
-    Args:
-        function: A concrete function that takes and returns flat tensors.
-        as_written: Whether to keep TensorFlow's graph optimiser off. It
-            regroups sums, and does it differently where another operation
-            follows. Else it does as the user has set it.
+    TensorFlow's graph optimiser is off: it regroups sums, and does it
+    differently where another operation follows.
     """
 
-    def __init__(self, function: Any, as_written: bool):
+    def __init__(self, function: Any):
         self._function = function
         self._dtypes = [t.dtype for t in function.outputs]
         self._shapes = [t.shape for t in function.outputs]
@@ -526,15 +509,11 @@ class FunctionCall:
         self._op_type = "PartitionedCall"
         if any(is_stateful(op.type) for op in operations):
             self._op_type = "StatefulPartitionedCall"
-        options = _context.context().function_call_options
-        config = options.config_proto_serialized
-        if as_written:
-            config = _as_written()
         self._attributes = {
             "Tin": _types(function.inputs),
             "Tout": _types(function.outputs),
             "f": _Attribute(func=_NameAttrList(name=function.name)),
-            "config_proto": _Attribute(s=config),
+            "config_proto": _Attribute(s=_as_written()),
             # Else TensorFlow goes through the function for every call.
             "_disable_call_shape_inference": _Attribute(b=True),
         }
@@ -603,12 +582,8 @@ class GraphFunction:
     """A function of some tensors of a graph: what others come to.
 
     It is called outside of graphs. No Python goes through its operations, which
-    a function that is made in Python does.
-
-    Args:
-        graph: The graph, which outlives it.
-        inputs: The tensors that it takes, whatever makes them.
-        outputs: Others, which it returns; not among the inputs.
+    a function that is made in Python does. `inputs` are any tensors of the
+    graph, whatever makes them, and `outputs` others.
     """
 
     def __init__(
@@ -772,20 +747,6 @@ def run_independently(op: tf.Operation) -> None:
     manager = getattr(graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(op)
-
-
-class OuterTensors:
-    """What functions' graphs have captured, by the graphs' own tensors."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tf.Tensor] = {}
-
-    def captured_as(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what a graph captured as this placeholder, or None."""
-        if id(tensor) not in self._known:
-            captures = getattr(tensor.graph, "captures", ())
-            self._known.update({id(own): outer for outer, own in captures})
-        return self._known.get(id(tensor))
 
 
 def is_eager(tensor: object) -> bool:

@@ -348,8 +348,6 @@ def as_written(function: Callable, *arguments: Any) -> Any:
         autograph=False,
         experimental_attributes={"_noinline": True},
     )
-    call = internals.FunctionCall(
-        inner.get_concrete_function(*specs), as_written=True
-    )
+    call = internals.FunctionCall(inner.get_concrete_function(*specs))
     outer = tf.function(lambda *flat: call(list(flat)), autograph=False)
     return outer.get_concrete_function(*tensors(specs))

@@ -35,9 +35,10 @@ References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
 from __future__ import annotations
 
 import collections
+import functools
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -342,45 +343,38 @@ def factors(
         The a[i], and then c; None if they cannot be told.
     """
     indexes = {source.ref(): i for i, source in enumerate(sources)}
-    known: dict[Hashable, list[Any] | None] = {}
 
     def only(index: int, value: Any) -> list[Any]:
         numbers: list[Any] = [0] * (len(sources) + 1)
         numbers[index] = np.asarray(value)
         return numbers
 
-    def factors_of(tensor: tf.Tensor) -> list[Any] | None:
-        ref = tensor.ref()
-        if ref not in known:
-            known[ref] = read(tensor)
-        return known[ref]
-
     # A sum of two such lists is one, as is the product with a constant; of
     # anything else nothing is known.
-    def read(tensor: tf.Tensor) -> list[Any] | None:
-        index = indexes.get(tensor.ref())
-        if index is not None:
-            return only(index, 1)
+    @functools.cache
+    def factors_of(ref: Any) -> list[Any] | None:
+        tensor = ref.deref()
+        if ref in indexes:
+            return only(indexes[ref], 1)
         if internals.is_eager(tensor):
-            if tensor.dtype == tf.resource:
-                return None
-            return only(-1, tensor.numpy())
+            is_known = tensor.dtype != tf.resource
+            return only(-1, tensor.numpy()) if is_known else None
         op = tensor.op
         if op.type == "Const":
             return only(-1, tf.get_static_value(tensor))
         if op.type == "Placeholder":  # of a function inside, or an argument
             for outer, inner in tensor.graph.captures:
                 if inner is tensor:
-                    return factors_of(outer)
+                    return factors_of(outer.ref())
             return None
-        if op.type in _SAME:
-            return factors_of(op.inputs[0])
-        if op.type == "Cast":
-            source = op.inputs[0]
-            is_same = source.dtype.is_floating == tensor.dtype.is_floating
-            return factors_of(source) if is_same else None
+        is_cast = (
+            op.type == "Cast"
+            and op.inputs[0].dtype.is_floating == tensor.dtype.is_floating
+        )
+        if op.type in _SAME or is_cast:
+            return factors_of(op.inputs[0].ref())
         if op.type in _SUMS or op.type in _PRODUCTS:
-            a, b = (factors_of(t) for t in op.inputs)
+            a, b = (factors_of(t.ref()) for t in op.inputs)
             if a is None or b is None:
                 return None
             if op.type in _SUMS:
@@ -390,7 +384,7 @@ def factors(
             return [x * b[-1] for x in a] if _is_constant(b) else None
         return None
 
-    return factors_of(tensor)
+    return factors_of(tensor.ref())
 
 
 def _is_constant(numbers: Sequence[Any]) -> bool:
@@ -431,21 +425,15 @@ def combine_moments(
     means, variances, unmasked, _ = zip(*moments)
     if len(moments) == 1:
         return means[0], variances[0]
-    dtype = means[0].dtype
     counts = []
     for m, count in enumerate(unmasked):
         rows = micro_batches.size(m) if count is None else count
-        counts.append(
-            micro_batches.select(m, tf.cast(rows, dtype), tf.zeros([], dtype))
-        )
+        rows = tf.cast(rows, means[0].dtype)
+        counts.append(micro_batches.select(m, rows, tf.zeros_like(rows)))
     total = sum_of(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
-    # The variance within micro-batches, and between their means.
     mean = sum_of([w * m for w, m in zip(shares, means)])
-    variance = sum_of(
-        [
-            w * (v + tf.square(m - mean))
-            for w, v, m in zip(shares, variances, means)
-        ]
-    )
+    # The variance within micro-batches, and between their means.
+    squares = [v + tf.square(m - mean) for v, m in zip(variances, means)]
+    variance = sum_of([w * square for w, square in zip(shares, squares)])
     return mean, variance
