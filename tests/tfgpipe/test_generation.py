@@ -196,7 +196,7 @@ def test_neither_caches_nor_weights_are_sent(kind):
         ops = ancestors(nodes, name)
         assert "ReadVariableOp" not in ops or ops & {"_Recv", "_HostRecv"}
         assert "Fill" not in ops or dtype == tf.int32
-    held = pipeline._notes.generation._variables.values()
+    held = pipeline._notes.generation._groups._variables.values()
     assert {v.device[-5:] for v in held} == {"CPU:1", "CPU:2"}
 
 
@@ -221,17 +221,17 @@ def test_loop_carries_caches_of_devices_that_only_compile(kind, monkeypatch):
     task.compile(sampler=SAMPLERS[kind]())
     monkeypatch.setattr(names, "only_compiles", lambda devices: True)
     np.testing.assert_array_equal(tokens(task.generate, x), expected)
-    assert not pipeline._notes.generation._variables
+    assert not pipeline._notes.generation._groups._variables
 
 
 def test_memory_of_caches_is_free_after_a_call():
     task = small()
     pipeline = pipeline_of(task)
     task.generate(prompts(task), stop_token_ids=None)
-    held = pipeline._notes.generation._variables.values()
+    held = pipeline._notes.generation._groups._variables.values()
     assert held and all(tf.size(v.read_value()) == 0 for v in held)
     task.generate(prompts(task, length=9), stop_token_ids=None)
-    assert len(pipeline._notes.generation._variables) == len(held)
+    assert len(pipeline._notes.generation._groups._variables) == len(held)
 
 
 def test_groups_are_no_more_than_devices_and_prompts():
