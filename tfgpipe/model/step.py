@@ -6,7 +6,6 @@ graph each. A training step ends with the update, or skips the mini-batch.
 
 from __future__ import annotations
 
-import bdb
 import contextlib
 import functools
 import warnings
@@ -430,60 +429,6 @@ class TrainingSteps(Hooks):
             return [*pending, *internals.added_losses(self)]
         return [*added, *super().losses]
 
-    # -------------------------------------------------------- called eagerly
-    def run_as_graph(self, step: Callable, data: Nest, kind: str) -> Any:
-        """Runs a step that was called eagerly, as `as_graph` has it."""
-        getattr(self, f"make_{kind}_function")()  # what Keras checks before
-        self.note_data(data)
-        batch, _ = self._unpack(data, with_loss=kind != "predict")
-        known = self._notes.functions.setdefault(kind, {})
-        key = step.__name__, *(v.trainable for v in self.variables)
-        if key not in known:
-            # Traced anew for other numbers of rows: where they are known, as
-            # eagerly, Keras weighs the losses of several outputs by them.
-            traced = tf.function(functools.partial(step, self), autograph=False)
-            call = self._explained(lambda function, data: function(data))
-            known[key] = traced, call
-        traced, call = known[key]
-        if self.run_eagerly or tf.config.functions_run_eagerly():
-            with self.nothing_eager():
-                captured = _captured_by(call, traced, data)
-            known_to_keras = [*self.variables, *self.metrics_variables]
-            captured += [v.value.handle for v in known_to_keras]
-            with internals.restoring(captured):
-                self._run_in_python(kind, *batch)
-        with self.nothing_eager():
-            if not internals.tapes_are_recording():
-                return call(traced, data)
-            # Tapes are needed in the graph, and of no use around it.
-            call(traced.get_concrete_function, data)
-            with internals.not_recording():
-                return call(traced, data)
-
-    def _run_in_python(
-        self, kind: str, x: Nest, y: Nest, sample_weight: Nest
-    ) -> None:
-        """Has Python run the model, loss and metrics on a whole mini-batch.
-
-        That is for breakpoints and the like in the user's code: nothing that
-        they return or assign is kept. The step that trains is the graph.
-        """
-        built = self.built_for("a step")
-        cells = {id(la): cell for cell in built.cells for la in cell.sequence}
-
-        def called(layer: keras.layers.Layer, run: Callable[[], Any]) -> Any:
-            cell = cells.get(id(layer))
-            if cell is None:
-                return run()
-            with cell.naming(layer):  # in errors
-                return run()
-
-        with internals.around_calls(called):
-            y_pred = built.source.call(built.as_taken(x), kind == "train")
-        if kind != "predict":
-            self.compute_loss(x, y, y_pred, sample_weight)
-            self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
     @contextlib.contextmanager
     def nothing_eager(self) -> Iterator[None]:
         """Inside, steps are traced, also in a model that runs eagerly."""
@@ -495,16 +440,3 @@ class TrainingSteps(Hooks):
         finally:
             self.run_eagerly = was_eager[0]
             tf.config.run_functions_eagerly(was_eager[1])
-
-
-def _captured_by(call: Callable, function: Any, data: Nest) -> list[tf.Tensor]:
-    """Returns what a step reads and assigns; nothing if it cannot be traced.
-
-    It fails in Python then, which says more. `call` calls what traces it.
-    """
-    try:
-        return [*call(function.get_concrete_function, data).captured_inputs]
-    except bdb.BdbQuit:  # asked for in a debugger
-        raise
-    except Exception:
-        return []
