@@ -218,10 +218,9 @@ def in_columns(
         reading: Returns a context in which pieces of weights are read.
     """
     if not computes_columns(layer):
-        raise ValueError(
-            "`shards` must be of layers that compute as Keras wrote them. "
-            f"Received: layer '{layer.name}', whose `call` was replaced. Leave "
-            "it out."
+        raise _refusal(
+            "layers that compute as Keras wrote them",
+            f"layer '{layer.name}', whose `call` was replaced",
         )
     call = layer.call
 
@@ -231,24 +230,23 @@ def in_columns(
         reverse = any(isinstance(t, int | np.bool_) and t for t in flags)
         columns = columns_of(layer, count, reverse)
         if columns is None or columns.size < count:
-            raise ValueError(
-                "`shards` must be of layers with columns in all their calls. "
-                f"Received: a call of layer '{layer.name}' for {count} shards "
-                f"with {0 if columns is None else columns.size}. Leave it out."
+            raise _refusal(
+                "layers with columns in all their calls",
+                f"a call of layer '{layer.name}' for {count} shards with "
+                f"{0 if columns is None else columns.size}",
             )
         mask = kwargs.get("attention_mask")
         if mask is not None and len(mask.shape) > 3:
-            raise ValueError(
-                "`shards` must be of attention whose mask is the same for all "
-                f"heads. Received: layer '{layer.name}' and a mask of shape "
-                f"{tuple(mask.shape)}. Leave it out."
+            raise _refusal(
+                "attention whose mask is the same for all heads",
+                f"layer '{layer.name}' and a mask of shape {tuple(mask.shape)}",
             )
         arguments, copies = _copy_arguments((args, kwargs), count)
-        outputs = []
         by_weight = [
             [(weight, piece) for piece in pieces_of(axis, columns.size, count)]
             for weight, axis in columns.axes
         ]
+        outputs = []
         for i, pieces in enumerate(zip(*by_weight)):
             begin(i)
             with reading(pieces), columns.without_last():
@@ -258,15 +256,20 @@ def in_columns(
         for tensor, (first, *_) in copies:
             internals.set_mask(tensor, internals.get_mask(first))
         if not all(map(tf.is_tensor, outputs)):
-            raise ValueError(
-                "`shards` must be of layers that return one tensor. Received: "
+            raise _refusal(
+                "layers that return one tensor",
                 f"layer '{layer.name}', which returns a "
-                f"{type(outputs[0]).__name__}, such as attention scores. Leave "
-                "it out."
+                f"{type(outputs[0]).__name__}, such as attention scores",
             )
         return columns.joined(outputs)
 
     return call_in_columns
+
+
+def _refusal(expected: str, received: str) -> ValueError:
+    return ValueError(
+        f"`shards` must be of {expected}. Received: {received}. Leave it out."
+    )
 
 
 def _copy_arguments(

@@ -60,10 +60,6 @@ class ModelCall:
     shards: Mapping[int, int] = dataclasses.field(default_factory=dict)
     sent: Collection[int] = ()
 
-    def with_whole_layers(self) -> ModelCall:
-        """Returns the same without shards."""
-        return dataclasses.replace(self, shards={})
-
     @property
     def seeds(self) -> list[keras.Variable]:
         """The states of the layers' seed generators."""

@@ -210,12 +210,11 @@ def _check_captured(traced: TracedModel) -> None:
 
     Branches, loops and functions capture through it.
     """
-    places = traced.places
     for outer, inner in traced.graph.captures:
         variable = internals.variable_of(outer)
         if variable is not None:
             users = inner.consumers()
-            place = min((places[op.name] for op in users), default=0)
+            place = min((traced.places[op.name] for op in users), default=0)
             section, k = traced.section_of(place), traced.cell_of(place)
             kinds = sorted({op.type for op in users})
             raise ValueError(

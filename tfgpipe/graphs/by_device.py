@@ -239,14 +239,14 @@ class _Cut:
         for name in self._spanning:
             inputs = self._inputs(self._whole.operation(name))
             wanted |= {t.op.name for t in inputs}
-        plain: set[int] = set()  # families that XLA does not compile
-        devices: dict[int, set[str]] = collections.defaultdict(set)
+        plain: set[Any] = {_COMMON}  # families that XLA does not compile
+        devices: dict[Any, set[str]] = collections.defaultdict(set)
         for ref, family in self._families.items():
             if ref in self.as_they_are:
                 plain.add(id(family))
             if ref.deref().dtype == tf.resource:
                 devices[id(family)].add(self.values[ref].device)
-        families: dict[str, int] = {}
+        families: dict[str, Any] = {}
         for op in self._operations:
             inputs = self._inputs(op)
             has_handles = any(t.dtype == tf.resource for t in inputs)
@@ -266,32 +266,28 @@ class _Cut:
         for op in self._operations:
             inputs = self._inputs(op)
             handles = [t for t in inputs if t.dtype == tf.resource]
-            root = families.get(op.name)
+            family = families.get(op.name, _COMMON)
             if op.name in self._spanning:
                 self._units[op.name] = _Unit(op.name, self.home, False)
-            elif root is not None:
-                homes = devices[root]
-                device = next(iter(homes), "")
-                # Where a family has no variable: where its first tensor is.
-                if len(homes) != 1:
-                    device = self._place(handles or inputs)
-                is_compiled = (
-                    self.compiles and len(homes) <= 1 and root not in plain
-                )
-                self._add(op, root, device, is_compiled)
-            elif (
+                continue
+            is_once = (
                 handles
                 or op.name in wanted
                 or internals.is_stateful(op.type)
                 or (_is_of_scalars(op) and op.type != "Const")
-            ):
-                self._add(op, _COMMON, self._place(handles or inputs), False)
-
-    def _add(
-        self, op: tf.Operation, family: Any, device: str, is_compiled: bool
-    ) -> None:
-        must = names_lib.only_compiles([device])
-        self._units[op.name] = _Unit(family, device, is_compiled or must)
+            )
+            if family == _COMMON and not is_once:
+                continue
+            homes = devices.get(family, set())
+            # Where a family has no variable: where its first tensor is.
+            device = self._place(handles or inputs)
+            if len(homes) == 1:
+                (device,) = homes
+            is_compiled = (
+                self.compiles and len(homes) <= 1 and family not in plain
+            )
+            must = names_lib.only_compiles([device])
+            self._units[op.name] = _Unit(family, device, is_compiled or must)
 
     def _place(self, inputs: Iterable[tf.Tensor]) -> str:
         """Where the first input is that has a place, and is no scalar."""

@@ -72,7 +72,11 @@ def check_compilable(parts: Sequence[Part], keys: Sequence[Hashable]) -> None:
     refusal = _refusal(unlike if knows_sizes else parts)
     if refusal is not None:
         name = next(iter(_NODE.findall(refusal)), "")
-        raise NotCompilable(_layer(parts[0], name), _in_short(refusal))
+        # The first sentence of XLA's words.
+        text = refusal.split("\n")[0]
+        text = text.removeprefix("Failed getting HLO text: '")
+        text = re.sub(r"\{\{node ([^}]*)\}\}", r"\1", text)
+        raise NotCompilable(_layer(parts[0], name), text.rstrip("'. "))
 
 
 def warn_of_host(parts: Sequence[Part], device_types: Sequence[str]) -> None:
@@ -152,9 +156,3 @@ def _layer(part: Part, name: str) -> str:
     if place is None:
         return "the model"
     return str(part.traced.section_of(place).words)
-
-
-def _in_short(refusal: str) -> str:
-    """Returns the first sentence of XLA's words."""
-    text = refusal.split("\n")[0].removeprefix("Failed getting HLO text: '")
-    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", text).rstrip("'. ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -108,7 +109,7 @@ class MiniBatch:
             options=options,
         )
         is_tried = trial and is_split and (head is not None or not training)
-        whole = self.call.with_whole_layers()
+        whole = dataclasses.replace(self.call, shards={})
         tried = trace(whole) if is_tried and self.call.shards else None
         traced = trace(self.call)
         if is_tried:

@@ -129,15 +129,3 @@ def test_outputs_of_two_micro_batches_at_most_wait_for_metrics(before_metrics):
     metrics = [i for i, name in enumerate(seen) if name == "metrics"]
     assert len(forward) == len(metrics) == 6
     assert all(a < b for a, b in zip(metrics, forward[2:]))
-
-
-def test_loss_that_no_head_computes_has_no_metrics_beside():
-    def error(y, y_pred):
-        return keras.ops.mean((y - y_pred) ** 2)
-
-    model = tfgpipe.GPipe([kl.Dense(2), kl.Dense(2)], 2, 2)
-    model.compile("sgd", error, metrics=["mae"])
-    logs = model.train_on_batch(
-        np.ones((4, 3)), np.ones((4, 2)), return_dict=True
-    )
-    assert logs["mae"] > 0

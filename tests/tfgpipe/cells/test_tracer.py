@@ -38,31 +38,6 @@ def test_schedule_with_halves_shares_them():
     assert len(names) == 4 + 5 + 5 + 1
 
 
-def test_blocks_of_layers_share_too():
-    assert len(called_functions([Plain() for _ in range(8)], k=4)) == 3 * 4
-
-
-class Plain(kl.Layer):
-    """A block whose layers are attributes."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.norm = kl.LayerNormalization()
-        self.attention = kl.MultiHeadAttention(2, 2)
-        self.dense = [kl.Dense(8, "gelu"), kl.Dense(4)]
-
-    def build(self, shape):
-        self.norm.build(shape)
-        self.attention.build(shape, shape)
-        self.dense[0].build(shape)
-        self.dense[1].build((*shape[:-1], 8))
-
-    def call(self, x):
-        h = self.norm(x)
-        h = x + self.attention(h, h)
-        return x + self.dense[1](self.dense[0](h))
-
-
 def test_cells_share_across_gradients_that_come_in_or_do_not():
     """One output of the second cell leads nowhere."""
 

@@ -73,15 +73,6 @@ def test_slices_of_distinct_indices_are_added_up_by_index():
     np.testing.assert_array_equal(total.values[:, 0], [1, 3, 2, 1, 1])
 
 
-def test_lookups_of_both_kinds_are_kept_apart():
-    both = Gradient(slices={(0, 0): slices(1), (1, 0): slices(2)})
-    total = both.of_micro_batch(0, [False, True]).plus(
-        both.of_micro_batch(1, [False, True])
-    )
-    assert sorted(total.slices) == [(0, 0), (0, 1), (1, 0)]
-    np.testing.assert_array_equal(total.finished().indices, [1, 1, 2])
-
-
 @pytest.mark.parametrize("is_dense_first", [True, False])
 def test_sum_of_dense_and_sparse_is_dense(is_dense_first):
     a, b = dense(2.0), sparse(1, 1)

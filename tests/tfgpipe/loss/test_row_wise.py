@@ -322,18 +322,6 @@ def test_every_metric_of_keras_is_that_of_keras(kind, streams):
     )
 
 
-@pytest.mark.parametrize("name", sorted(SEQUENCES))
-def test_losses_of_sequences_do_not_stream(name):
-    thing = getattr(losses, name)
-    thing = thing() if inspect.isclass(thing) else thing
-    model = keras.Model()
-    model.compile(loss=thing)
-    internals.build_losses_and_metrics(
-        model, None, spec(5), spec(9, UNITS), None
-    )
-    assert not loss_adds_up(model, spec(5), spec(9, UNITS), None)
-
-
 # ----------------------------------------------- rows on one axis, or Keras's
 def outcome(make, loss, shapes, metrics=(), weigh=None):
     """Logs of a step on 8 rows, or None where it fails."""
