@@ -1,9 +1,6 @@
-import fractions
 import math
-import random
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -185,29 +182,6 @@ def test_layer_flops_equals_tensorflow_profiler(layer, input_spec):
 # ------------------------------------------------------------- side effects
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_layer_flops_uses_no_random_state(seed):
-    class Drawing(layers.Layer):
-        def call(self, x):
-            _ = random.random(), np.random.rand()  # noqa: NPY002
-            return x + keras.random.normal((3,)) + tf.random.normal((3,))
-
-    def draws(estimate):
-        layer = built(Drawing(), spec(3))
-        keras.utils.set_random_seed(seed)
-        if estimate:
-            layer_flops(layer, spec(3))
-        return [
-            random.random(),
-            np.random.rand(),  # noqa: NPY002
-            float(tf.random.uniform(())),
-            keras.random.uniform((2,)).numpy().tolist(),
-            random.random(),
-        ]
-
-    assert draws(True) == draws(False)
-
-
 def test_layer_flops_variable_of_another_layer_is_not_drawn():
     embedding = built(layers.Embedding(50, 8), spec(7, dtype="int32"))
     tied = Call(lambda x: x @ keras.ops.transpose(embedding.embeddings))
@@ -216,15 +190,6 @@ def test_layer_flops_variable_of_another_layer_is_not_drawn():
 
 
 # ----------------------------------------------------------- the user's own
-@pytest.mark.parametrize(
-    "cost", [3, 0, 2.5, np.float32(1.5), np.int64(4), fractions.Fraction(1, 2)]
-)
-def test_resolve_cost_number_is_itself(cost):
-    layer = layers.Dense(3)
-    for given in (cost, lambda layer, x: cost):
-        value = resolve_cost(layer, given, spec(3))
-        assert value == cost
-        assert type(value) is float
 
 
 @pytest.mark.parametrize(

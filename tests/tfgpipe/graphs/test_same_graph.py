@@ -50,20 +50,6 @@ def positive(x):
     return keras.ops.maximum(x, 0.0)
 
 
-class Attends(kl.Layer):
-    """Has an attention inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = kl.MultiHeadAttention(2, 2, dropout=0.1)
-
-    def build(self, shape):
-        self.attention.build(shape, shape)
-
-    def call(self, x, training=False):
-        return self.attention(x, x, training=training)
-
-
 def branches():
     return Calls(
         tf.function(
@@ -78,7 +64,6 @@ ALIKE = {
     "normalization": kl.BatchNormalization,
     "dropout": lambda: kl.Dropout(0.3),
     "recurrent": lambda: kl.Bidirectional(kl.LSTM(4)),
-    "attention": Attends,
     "block": lambda: Block(4),
     "function": lambda: kl.Lambda(positive),
     "lambda": lambda: kl.Lambda(lambda x: 2.0 * x),
