@@ -61,11 +61,6 @@ class ModelCall:
     sent: Collection[int] = ()
 
     @property
-    def seeds(self) -> list[keras.Variable]:
-        """The states of the layers' seed generators."""
-        return internals.seeds_of(self.layers)
-
-    @property
     def metric_state(self) -> list[keras.Variable]:
         """The variables of the metrics of layers, and of the head."""
         of_layers = [
@@ -133,7 +128,7 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
     scope = ModelScope(
         lambda: sections.current,
         None if model.trains_others else of_layers,
-        model.seeds,
+        internals.seeds_of(model.layers),
         moving,
         model.training,
         tape,

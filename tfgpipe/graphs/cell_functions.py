@@ -306,15 +306,13 @@ def _can_be_repeated(op: tf.Operation) -> bool:
 
     Not what takes a list, as of a loop: nobody knows the bytes of one.
     """
-    is_stateful = op.op_def is None or op.op_def.is_stateful
+    kinds = {t.dtype for t in [*op.inputs, *op.outputs]}
     return not (
-        is_stateful
+        op.op_def is None
+        or op.op_def.is_stateful
         or op.type.startswith("Placeholder")
         or functions_of(op.node_def)
-        or any(
-            t.dtype in (tf.variant, tf.resource)
-            for t in [*op.inputs, *op.outputs]
-        )
+        or kinds & {tf.variant, tf.resource}
     )
 
 

@@ -624,8 +624,6 @@ def add_in_order(definition: tf.compat.v1.GraphDef) -> None:
 # ------------------------------------------- functions that wait for replicas
 _NAME = "moments_over_replicas"
 
-_TYPE = "PlaceholderWithDefault"
-
 
 @tf.custom_gradient
 def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
@@ -641,7 +639,8 @@ def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
 
 def is_sum(op: tf.Operation) -> bool:
     """Returns whether `sum_over_replicas` added an operation to the graph."""
-    return op.type == _TYPE and op.name.split("/")[-1].startswith(_NAME)
+    is_point = op.type == "PlaceholderWithDefault"
+    return is_point and op.name.split("/")[-1].startswith(_NAME)
 
 
 def sums_over_replicas(

@@ -395,11 +395,8 @@ class WholeMiniBatchLoss(Objective):
                 [penalty.value for penalty in of_weights],
             )
             self._total = loss.total
-            self.direct_gradients = [
-                (v, d)
-                for v, d in zip(self._trained(), loss.weights)
-                if d is not None
-            ]
+            pairs = zip(self._trained(), loss.weights)
+            self.direct_gradients = [(v, d) for v, d in pairs if d is not None]
             for penalty, factor in zip(of_weights, loss.penalties):
                 self.direct_gradients += penalty.times(factor)
             # Gradients of outputs: (batch, ...) -> M x (batch / M, ...).
