@@ -355,23 +355,24 @@ class GraphCutter:
         }
         for one in inputs:
             known.update({t.ref(): one for t in as_bundle(one).aliases})
+        taken: dict[int, tf.Tensor | Bundle] = {}
+
+        def is_known(tensor: tf.Tensor) -> bool:
+            one = known.get(tensor.ref())
+            if one is not None:
+                taken[id(one)] = one
+            return one is not None
+
         controls = [op for op in controls if op.name not in done]
         followed = {*self._inside} - {*done} if controls else set()
         wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
-        wanted += [op.outputs[0] for op in controls if op.outputs]
         operations = internals.ancestors(
-            wanted,
-            lambda t: t.ref() in known,
+            [*wanted, *(op.outputs[0] for op in controls if op.outputs)],
+            is_known,
             lambda op: op.name in followed,
             [op for op in controls if not op.outputs],
         )
-        taken = [t for op in operations.values() for t in op.inputs]
-        inputs_taken = {
-            id(one): one
-            for tensor in [*wanted, *taken]
-            if (one := known.get(tensor.ref())) is not None
-        }
-        return {*operations}, [*inputs_taken.values()]
+        return {*operations}, [*taken.values()]
 
     def imported(
         self,
