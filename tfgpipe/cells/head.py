@@ -159,23 +159,16 @@ def sum_and_count(
         if weights is not None:
             return total, tf.reduce_sum(weights)
     # Weights may broadcast. How many values the user's own losses have for a
-    # row is not known.
+    # row is not known; of others, by the rows of the labels, they are known
+    # before any layer runs.
     is_users = getattr(loss, "is_row_wise", False)
-    size = tf.size(weighted) if is_users else _size(weighted, y_true)
+    inner = weighted.shape[1:]
+    size = tf.size(weighted)
+    if not is_users and weighted.shape[0] is None and inner.is_fully_defined():
+        size = tf.shape(y_true)[0] * inner.num_elements()
     count = tf.cast(size, total.dtype)
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count
     # As Keras: the count, times the share of positions that are not masked.
     valid = tf.reduce_sum(tf.cast(mask, total.dtype))
     return total, valid * count / tf.cast(tf.size(mask), total.dtype)
-
-
-def _size(values: tf.Tensor, labels: tf.Tensor) -> int | tf.Tensor:
-    """Returns the number of values, if possible by the rows of the labels.
-
-    They are known before any layer runs.
-    """
-    inner = values.shape[1:]
-    if values.shape[0] is None and inner.is_fully_defined():
-        return tf.shape(labels)[0] * inner.num_elements()
-    return tf.size(values)

@@ -100,7 +100,14 @@ def trace_model(
     function = tf.function(run, **options.of_function)
     graph = function.get_concrete_function(x, labels).graph
     note_source(graph)
-    _check_alone(graph)
+    strangers = internals.captures_of_strangers(graph)
+    if strangers:
+        raise ValueError(
+            "A layer must take tensors of its own step. Received: "
+            f"{[t.name for t in strangers]}, of another one, such as one that "
+            "a layer kept in an attribute. Make it anew in each call, or keep "
+            "a `keras.Variable`."
+        )
     return TracedModel(
         graph=graph,
         options=options,
@@ -247,15 +254,3 @@ def as_number(loss: Any) -> tf.Tensor:
     if not loss.dtype.is_floating:
         loss = tf.cast(loss, keras.config.floatx())
     return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
-
-
-def _check_alone(graph: tf.Graph) -> None:
-    """Refuses tensors of other graphs: another step's are gone."""
-    strangers = internals.captures_of_strangers(graph)
-    if strangers:
-        raise ValueError(
-            "A layer must take tensors of its own step. Received: "
-            f"{[t.name for t in strangers]}, of another one, such as one that "
-            "a layer kept in an attribute. Make it anew in each call, or keep "
-            "a `keras.Variable`."
-        )

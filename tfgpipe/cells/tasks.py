@@ -521,7 +521,17 @@ class HeadTasks(CellTasks):
         """Runs a function for each part, one after the other; joins results."""
         refs = [ref for ref in values if ref in self._with_rows]
         tensors = [values[ref] for ref in refs]
-        _check_rows(tensors)
+        # Numbers of rows that are known only at run time.
+        first = min(tensors, key=lambda t: t.shape[0] is None)
+        for tensor in tensors:
+            if tensor is not first and tensor.shape[0] is None:
+                check_rows_later(
+                    tensor,
+                    tf.shape(first)[0],
+                    "`head_parts` must be 1 unless each tensor that the last "
+                    "layer takes has a row for each row of the inputs. Leave "
+                    "it out.",
+                )
         parts = MicroBatches(tensors, self._num_parts)
         metrics = {
             t.ref(): values[t.ref()] for t in self._metrics_before.values()
@@ -564,16 +574,3 @@ class HeadTasks(CellTasks):
         elif ref in self._outputs:
             return values[0]  # without rows, the same for all
         return functools.reduce(operator.add, values)
-
-
-def _check_rows(tensors: Sequence[tf.Tensor]) -> None:
-    """Compares numbers of rows that are known only at run time."""
-    first = min(tensors, key=lambda t: t.shape[0] is None)
-    for tensor in tensors:
-        if tensor is not first and tensor.shape[0] is None:
-            check_rows_later(
-                tensor,
-                tf.shape(first)[0],
-                "`head_parts` must be 1 unless each tensor that the last layer "
-                "takes has a row for each row of the inputs. Leave it out.",
-            )

@@ -269,6 +269,11 @@ def test_loss_that_an_optimizer_scales_by_itself_is_that_of_keras():
         assert_close(one, expected)
 
 
+def both(methods, cls=keras.Sequential):
+    """A model of Keras, and a pipeline, with these methods."""
+    return [type("Own", (methods, base), {}) for base in (cls, tfgpipe.GPipe)]
+
+
 class SumOfBytes:
     """Adds what bytes add up to: 200 + 100 is 44."""
 
@@ -281,12 +286,7 @@ class SumOfBytes:
         return {**super().compute_metrics(x, y, y_pred, sample_weight), **own}
 
 
-class SumOfBytesInKeras(SumOfBytes, keras.Sequential):
-    pass
-
-
-class SumOfBytesInCells(SumOfBytes, tfgpipe.GPipe):
-    pass
+SumOfBytesInKeras, SumOfBytesInCells = both(SumOfBytes)
 
 
 def scaled():
@@ -313,12 +313,7 @@ class Named:
         return keras.ops.mean((y - y_pred) ** 2 + x["a"] * y_pred)
 
 
-class NamedInKeras(Named, keras.Model):
-    pass
-
-
-class NamedInCells(Named, tfgpipe.GPipe):
-    pass
+NamedInKeras, NamedInCells = both(Named, keras.Model)
 
 
 def two_inputs(make):
@@ -363,12 +358,7 @@ class Reports:
         return {**super().train_step(data), "after": sum(self.losses)}
 
 
-class ReportsInKeras(Reports, keras.Sequential):
-    pass
-
-
-class ReportsInCells(Reports, tfgpipe.GPipe):
-    pass
+ReportsInKeras, ReportsInCells = both(Reports)
 
 
 def adding():
