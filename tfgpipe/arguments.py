@@ -445,31 +445,28 @@ class Arguments:
             is_default = self._given["num_partitions"] is None
             default = " (by the number of devices)" if is_default else ""
             self._problems.append(too_many_cells(k, num_layers, default))
-        cut = self.layers_per_cell
-        if cut is None:
-            return
+        cut = self.layers_per_cell or []
         counts = [n for n in map(as_count, cut) if n is not None]
-        problem = None
         if len(counts) < len(cut):
-            problem = (
+            self._problems.append(
                 "`layers_per_cell` must hold integers of at least 1. "
                 f"Received: layers_per_cell={cut}. Every cell needs a layer."
             )
-        elif num_layers and sum(counts) != num_layers:
-            problem = (
+        elif cut and num_layers and sum(counts) != num_layers:
+            self._problems.append(
                 "`layers_per_cell` must place every layer exactly once. "
                 f"Expected a sum of {num_layers} (the number of layers). "
                 f"Received: layers_per_cell={cut} (sum {sum(counts)}). "
                 "Omit it to let `GPipe` balance the cells by cost."
             )
-        elif k is not None and len(cut) != k:
-            problem = (
+        elif self.layers_per_cell is not None and k not in (None, len(cut)):
+            self._problems.append(
                 "`layers_per_cell` must have one number for each of the "
                 f"{k} cells. Received: layers_per_cell={cut}. Pass "
                 f"num_partitions={len(cut)} with it."
             )
-        self._problems += [problem] if problem else []
-        self.layers_per_cell = counts
+        elif self.layers_per_cell is not None:
+            self.layers_per_cell = counts
 
 
 def check_groups(remat_groups: int, counts: Sequence[int]) -> None:

@@ -3,39 +3,23 @@
 A pipeline is as fast as its slowest cell, so of all cuts of L layers into K
 non-empty runs the one whose largest cell is smallest comes first; among those,
 the one whose cells vary least, which is what the paper minimises. The result
-is exact, not a heuristic.
-
-Algorithm:
+is exact: all is computed in integers, as long as they need to be.
 
 1. The smallest possible largest cell is found by bisection on its value: a
    bound can be met if filling cell after cell up to it takes at most K cells.
-2. The smallest sum of squared cell costs (the mean is the same for every cut,
-   so this is the smallest variance) is found cell by cell: the best cut of the
-   first j layers into k cells ends with a cell that starts at some i, after
-   the best cut of the first i layers into k - 1 cells. The squared cost of a
-   run satisfies the quadrangle inequality, so the best start never moves back
-   as j grows: the middle j's halves the starts for all others.
+2. The smallest sum of squared cell costs is found cell by cell: the best cut of
+   the first j layers into k cells ends with a cell that starts at some i, after
+   the best cut of the first i layers into k - 1 cells. The best start never
+   moves back as j grows: the middle j's halves the starts for all others.
 
-Everything is computed in integers, as long as they need to be: a float is a
-whole number of some power of two, so nothing is rounded, whatever the
-magnitudes.
+With costs that are not whole numbers, two largest cells that differ by less
+than one part in 2**40 count as equal: 0.1 + 0.2 is not 0.3.
 
-Cost: O(K L log L) integer operations and O(K L) memory. Costs that lie hundreds
-of orders of magnitude apart make long integers, and seconds.
-
-Limits: the cost of a cell is the sum of its layers' costs; `partition` does not
-count what crosses, `cut_graph` does. With costs that are not whole numbers, two
-largest cells that differ by less than one part in 2**40 count as equal, so that
-the rounding of the costs (0.1 + 0.2 is not 0.3) does not outweigh the variance.
-
-A graph is cut where few bytes cross. In a model with skip connections, what
-crosses from cell to cell depends on where a cell ends: at the end of a block it
-is one tensor, inside it is two. Of the cuts whose largest cell is at most 10%
-larger than it has to be, the one is taken in which the fewest bytes cross;
-among those, the one whose cells vary least. It is found in the same way: a byte
-costs more than all squares together, and where no cell had better begin, as in
-the middle of a block that is repeated, that counts as more than all bytes. All
-of that depends on where a cell starts alone.
+A graph is cut where few bytes cross: of the cuts whose largest cell is at most
+10% larger than it has to be, the one is taken in which the fewest do; among
+those, the one whose cells vary least. A byte costs more than all squares
+together, and where no cell had better begin, as in the middle of a block that
+is repeated, that counts as more than all bytes.
 
 References:
     * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2: the

@@ -69,7 +69,7 @@ BAD_ARGUMENTS = {
     ),
     "infinite_cost": (
         lambda: tfgpipe.GPipe([(kl.Dense(3, name="a"), float("inf"))], 1),
-        ("`cost` of layer 'a' must be a finite number", "cost=inf"),
+        ("`cost` of layer 'a' must be a finite number", "inf"),
     ),
     "more_cells_than_layers": (
         lambda: tfgpipe.GPipe(dense(), 5),

@@ -6,6 +6,7 @@ measured seconds are shared out over its layers by their costs.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -156,9 +157,8 @@ def layout_of(model: Any) -> Layout:
 
 def ideal_bubbles(model: Any) -> Callable[[int], float] | None:
     """Returns the ideal bubble by M; None where the schedule is of one M."""
-    if isinstance(model.schedule, Schedule):
-        return None
-    return lambda count: ideal_bubble(model, count)
+    is_of_one = isinstance(model.schedule, Schedule)
+    return None if is_of_one else functools.partial(ideal_bubble, model)
 
 
 def ideal_bubble(model: Any, num_micro_batches: int | None = None) -> float:

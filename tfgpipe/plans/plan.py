@@ -460,23 +460,20 @@ def _raise_nothing_fits(
     ]
     largest = held.index(max(held))
     nearest = smallest(problem)
-    told = [
-        f"{name}={value!r}"
-        for name, value in nearest.setting.arguments.items()
-        if name not in ("layers_per_cell", "head_parts")
-    ]
-    cures = ["use more devices", "pass a smaller batch", "make layers smaller"]
+    told = {**nearest.setting.arguments, "layers_per_cell": "even"}
+    shards = "."
     if num_columns(model.placed.layers[largest], 2):
-        cures.append("pass `shards` of that layer to `GPipe`, without a plan")
+        shards = ", or pass `shards` of that layer to `GPipe`, without a plan."
     raise ValueError(
         "`memory_limit` must be enough for some number of cells and "
         f"micro-batches. Received: {_mib(limit)} for each of "
         f"{problem.num_devices} devices, of which margin={margin} leaves "
         f"{_mib(problem.limit)}, and batch_size={problem.batch_size}. "
         f"The nearest needs {_mib(max(nearest.device_bytes))}: "
-        f"{', '.join(told)}. The largest layer is "
-        f"'{model.sizes[largest].name}', whose weights, slots and gradients "
-        f"take {_mib(held[largest])}. To make it fit, {', or '.join(cures)}."
+        f"{', '.join(f'{name}={value!r}' for name, value in told.items())}. "
+        f"The largest layer is '{model.sizes[largest].name}', whose weights, "
+        f"slots and gradients take {_mib(held[largest])}. Use more devices, "
+        f"smaller mini-batches, or smaller layers{shards}"
     )
 
 

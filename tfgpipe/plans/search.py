@@ -16,7 +16,7 @@ what it costs:
 2. cells that do not fit compute again what they must: all but one micro-batch,
    or all; then in groups of layers. Or what they keep goes to the host, if that
    is faster. Or a wide head goes in parts, if that is;
-3. the cells are even in seconds and bytes, or in bytes.
+3. the cells are even in the bytes of weights, slots and gradients.
 
 If the weights are too large for all that, they are on the host, and each device
 has more cells: as many as it has two of at a time.
@@ -142,23 +142,19 @@ def _bound(workload: Workload, setting: Setting) -> float:
     the devices before it; then the last one goes back through these. Where the
     backward pass is split, it may have gone back earlier.
     """
-    cells = [cell for (cell,) in workload.cells(setting.layers_per_cell)]
+    seconds = workload.seconds.passes(setting.layers_per_cell)
+    forward, backward = seconds["forward"], seconds["backward"]
+    added = backward - seconds["backward_first"]
     m, d = setting.num_micro_batches, setting.num_devices
-    forward = [cell.seconds["forward"] for cell in cells]
-    backward = [
-        cell.facts.has_backward * cell.seconds["backward"] for cell in cells
-    ]
-    added = [cell.facts.has_backward * cell.addition for cell in cells]
-    busy = [0.0] * d
-    for device, f, b, more in zip(setting.devices, forward, backward, added):
-        busy[device] += m * (f + b) - more
+    each = m * (forward + backward) - added
+    busy = np.bincount(setting.devices, each, d)
     if setting.chunks > 1:
-        return max(busy)
+        return float(busy.max())
     way = forward
     if setting.schedule not in ("zero_bubble", "zero_bubble_2p"):
-        way = [f + b - more for f, b, more in zip(forward, backward, added)]
-    before = itertools.accumulate(way, initial=0.0)
-    return max(cell + more for cell, more in zip(busy, before))
+        way = forward + backward - added
+    before = np.cumsum(way) - way
+    return float((busy + before).max())
 
 
 def smallest(problem: PlanProblem) -> Prediction:
@@ -191,9 +187,6 @@ def smallest(problem: PlanProblem) -> Prediction:
 RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
 
 GROUPS = (2, 4, 8, 16)
-
-# Of bytes in what is even, where cells that are even in seconds do not fit.
-_SHARES = (0.5, 1.0)
 
 # Of a wide head, and the rows that there are for them.
 HEAD_PARTS = 4
@@ -243,11 +236,11 @@ class PlanProblem:
         )
         return self.evenly_cut(setting)
 
-    def evenly_cut(self, setting: Setting, share: float = 0.0) -> Setting:
-        """Returns the setting with cells that are even in seconds.
+    def evenly_cut(self, setting: Setting, by_bytes: bool = False) -> Setting:
+        """Returns the setting with cells that are even in seconds, or in bytes.
 
-        A `share` of what is to be even is bytes. Where XLA compiles, cells
-        begin at regions; else there is a group, if none are asked for.
+        Where XLA compiles, cells begin at regions; else there is a group, if
+        none are asked for.
         """
         workload = self.workload_for(setting)
         regions = None
@@ -255,8 +248,9 @@ class PlanProblem:
             m = setting.num_micro_batches
             regions = tuple(workload.regions_of(m, setting.recomputes))
         # Proportional costs are cut alike: one cut serves many settings.
-        seconds = np.array(workload.costs) / (sum(workload.costs) or 1.0)
-        costs = (1 - share) * seconds + share * workload.shares_of_bytes
+        costs = np.array(workload.costs) / (sum(workload.costs) or 1.0)
+        if by_bytes:
+            costs = workload.shares_of_bytes
         whole = tuple((1e9 * costs).round().astype(int).tolist())
         cut = tuple(self.cut(whole, setting.num_partitions, regions))
         groups = setting.remat_groups or (1 if regions is None else None)
@@ -294,8 +288,8 @@ def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
     if _fits(problem, setting):
         workload = problem.workload_for(setting)
         return predict(workload, setting, problem.machine)
-    others = [problem.evenly_cut(setting, share) for share in _SHARES]
-    for changed in dict.fromkeys([setting, *others]):
+    by_bytes = problem.evenly_cut(setting, by_bytes=True)
+    for changed in dict.fromkeys([setting, by_bytes]):
         more = (g for g in GROUPS if g <= min(changed.layers_per_cell))
         for groups in (setting.remat_groups, *more):
             prediction = _with_remat(problem, changed, groups)

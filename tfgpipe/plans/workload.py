@@ -352,7 +352,7 @@ class Workload:
         self.regions_of = regions_of
         self.sizes = sizes
         self.rows = rows
-        self._seconds = CellSeconds(
+        self.seconds = CellSeconds(
             seconds, (size.num_params > 0 for size in sizes), task_seconds
         )
         live = [rows * size.live_bytes for size in sizes]
@@ -380,6 +380,9 @@ class Workload:
                 for before, size in zip(live, sizes)
             ]
         )
+        # How far back the gradients of each go.
+        reaches = [size.memory.reaches for size in sizes]
+        self._sources = np.arange(len(sizes)) - reaches
         # The loss turns the outputs into their gradient in place.
         last = self._table[-1]
         last[-1] = max(0.0, last[-1] - self._live[-1])
@@ -398,14 +401,12 @@ class Workload:
     @functools.cached_property
     def costs(self) -> list[float]:
         """Seconds of each layer's tasks, for the cut."""
-        return self._seconds.costs()
+        return self.seconds.costs()
 
     @functools.cached_property
     def shares_of_bytes(self) -> np.ndarray:
-        """Each layer's share of weights, slots, gradients and activations."""
-        made, _, count = self._made.T
-        kept = np.bincount(made.astype(int), count, len(self.sizes))
-        held = self._table[:, 2:5].sum(axis=1) + kept
+        """Each layer's share of all weights, slots and gradients."""
+        held = self._table[:, 2:5].sum(axis=1)
         return held / (held.sum() or 1.0)
 
     def _cells(
@@ -456,7 +457,7 @@ class Workload:
 
     def cell(self, start: int, stop: int) -> CellNeeds:
         """Returns the needs of the layers from `start` to before `stop`."""
-        first, memory = self._seconds.first, self.sizes[start].memory
+        first, memory = self.seconds.first, self.sizes[start].memory
         # The loss, behind the last layer, is taken to keep the outputs.
         end = stop + (stop == len(self.sizes))
         inputs = sum(
@@ -464,19 +465,17 @@ class Workload:
             for tensor in memory.inputs
             if start + tensor.by < end
         )
-        made, taken, count = self._made.T
-        is_kept = (start <= made) & (made < stop) & (taken < end)
-        keeps = bool(is_kept.any())
+        made, taken, sizes = self._made.T  # in the order of their makers
+        here = slice(*np.searchsorted(made, (start, stop)))
+        kept = sizes[here][taken[here] < end]
         layers = self._table[start:stop]
         *summed, _, _ = layers.sum(axis=0).tolist()
         crossing, sparse, weights, slots, gradients = summed
         *_, forward, backward = layers.max(axis=0).tolist()
-        seconds = self._seconds.of_cell(start, stop)
-        seconds["recompute"] *= keeps
-        has_dx = any(
-            i - self.sizes[i].memory.reaches < start for i in range(start, stop)
-        )
-        can_be_split = self._seconds.has_halves(start, stop)
+        seconds = self.seconds.of_cell(start, stop)
+        seconds["recompute"] *= bool(kept.size)
+        has_dx = bool((self._sources[start:stop] < start).any())
+        can_be_split = self.seconds.has_halves(start, stop)
         floats = self.rows * self.sizes[start].float_bytes
         return CellNeeds(
             seconds,
@@ -484,12 +483,14 @@ class Workload:
                 has_backward=stop > first,
                 needs_dx=start > first,
                 has_halves=start > first and has_dx and can_be_split,
-                recomputes=stop > first and keeps and not self.is_compiled,
+                recomputes=stop > first
+                and bool(kept.size)
+                and not self.is_compiled,
             ),
             inputs=self._live[start],
             outputs=self._live[stop],
             gradient_bytes=floats if start > first else 0.0,
-            kept=inputs + float(count[is_kept].sum()),
+            kept=inputs + float(kept.sum()),
             kept_inputs=inputs,
             crossing=crossing,
             sparse=sparse,

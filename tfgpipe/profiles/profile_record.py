@@ -564,6 +564,14 @@ class CellSeconds:
             for kind, seconds in by_kind.items()
         }
 
+    def passes(self, layers_per_cell: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns the seconds of the passes of all cells, in arrays by kind."""
+        starts = np.cumsum([0, *layers_per_cell[:-1]])
+        sums = np.add.reduceat(self._asked, starts, axis=0)
+        sums += self._task_seconds * (sums > 0)
+        kinds = ("forward", "backward", "backward_first")
+        return {kind: sums[:, MEASURED.index(kind)] for kind in kinds}
+
     def costs(self) -> list[float]:
         """Returns the seconds of each layer's passes, for the cut."""
         passes = [MEASURED.index(kind) for kind in ("forward", "backward")]

@@ -122,50 +122,42 @@ def _checked(
 ) -> UnequalCells:
     """Checks the arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
+
+    def refused(name: str, value: object, wanted: str) -> ValueError:
+        return ValueError(
+            f"`{name}` must {wanted}. Received: {name}={value!r}."
+        )
+
     cells = [_listed(item) for item in _listed(durations)]
     k = len(cells)
+    if not cells or not all(
+        len(item) == len(TASKS) and all(map(is_amount, item)) for item in cells
+    ):
+        wanted = f"have three finite numbers from 0 for each cell, of {TASKS}"
+        raise refused("durations", durations, wanted)
     cell_sizes = [1.0] * k if sizes is None else _listed(sizes)
+    each = f"for each of the {k} cells"
+    if len(cell_sizes) != k or not all(map(is_amount, cell_sizes)):
+        raise refused("sizes", sizes, f"have a finite number from 0 {each}")
     indices = [*range(k)] if devices is None else _listed(devices)
     places = [p for p in map(as_integer, indices) if p is not None]
-    used = sorted(set(places))
-    is_one = isinstance(memory, numbers.Real)
-    most = [memory] * len(used) if is_one else _listed(memory)
-    are_triples = all(
-        len(item) == len(TASKS) and all(map(is_amount, item)) for item in cells
-    )
-    for name, value, is_right, wanted in (
-        (
-            "durations",
-            durations,
-            cells and are_triples,
-            "have three finite numbers from 0 for each cell: of its forward "
-            "task, of the gradient of its inputs, and of its weights'",
-        ),
-        (
-            "sizes",
-            sizes,
-            len(cell_sizes) == k and all(map(is_amount, cell_sizes)),
-            f"have a finite number from 0 for each of the {k} cells",
-        ),
-        (
-            "devices",
-            devices,
-            len(places) == len(indices) == k and used == [*range(len(used))],
-            f"have the index of a device for each of the {k} cells, and leave "
-            "none out",
-        ),
-        (
-            "memory",
-            memory,
-            len(most) == len(used)
-            and all(is_amount(item) or item == math.inf for item in most),
-            f"be a number from 0, or one for each of the {len(used)} devices",
-        ),
+    num_devices = len({*places})
+    if (
+        len(places) != k
+        or len(indices) != k
+        or {*places} != {*range(num_devices)}
     ):
-        if not is_right:
-            raise ValueError(
-                f"`{name}` must {wanted}. Received: {name}={value!r}."
-            )
+        wanted = f"have the index of a device {each}, and leave none out"
+        raise refused("devices", devices, wanted)
+    is_one = isinstance(memory, numbers.Real)
+    most = [memory] * num_devices if is_one else _listed(memory)
+    if len(most) != num_devices or not all(
+        is_amount(item) or item == math.inf for item in most
+    ):
+        wanted = (
+            f"be a number from 0, or one for each of the {num_devices} devices"
+        )
+        raise refused("memory", memory, wanted)
     way = checked_amount("link", link, "the time of a transfer")
     seconds = [dict(zip(TASKS, map(float, item))) for item in cells]
     rounded = [_ROUNDING * float(item) for item in most]

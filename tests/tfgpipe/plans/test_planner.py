@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_named():
         planned(layers, memory_limit=1000)
     text = str(info.value)
     assert "The nearest needs" in text and "weights_on='host'" in text
-    assert "or make layers smaller, or pass `shards` of that layer" in text
+    assert "or smaller layers, or pass `shards` of that layer" in text
 
 
 def test_replicas_need_their_scope():

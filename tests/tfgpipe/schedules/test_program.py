@@ -187,9 +187,9 @@ def ran(monkeypatch):
     found = {}
     run = chain.Chain.run
 
-    def watched(self, task, device, *rest):
-        found.setdefault(device, []).append(task)
-        return run(self, task, device, *rest)
+    def watched(self, ready):
+        found.setdefault(ready.device, []).append(ready.task)
+        return run(self, ready)
 
     monkeypatch.setattr(chain.Chain, "run", watched)
     return found
