@@ -20,8 +20,8 @@ Cost: for each target position the decoder's work for `beam_size` positions a
 sentence, and a copy of the cache.
 
 Sentences go through the devices of the layers in as many groups, each with a
-loop of its own over target positions, and caches that stay: see
-`tfgpipe.generation`. What is found does not depend on that, but for rounding.
+loop of its own over target positions. What is found does not depend on that,
+but for rounding.
 
 Reference: [Wu et al., 2016](https://arxiv.org/abs/1609.08144), section 7;
 without its coverage penalty
@@ -37,7 +37,6 @@ from keras import layers, tree
 
 from models import decoding
 from models.translation_decoder import TranslationDecoder
-from tfgpipe.generation import CacheGroups, HeldCache
 
 _NONE = np.float64(-np.inf)  # the score of what there is not
 
@@ -103,7 +102,6 @@ class BeamSearch:
         self._penalties = np.array(
             [((6 + n) / 6) ** length_penalty for n in range(max_length)]
         )
-        self._groups = CacheGroups()
         self._num_groups = decoding.num_devices(layers)
         self._run = tf.function(
             self._search,
@@ -127,20 +125,16 @@ class BeamSearch:
         source = decoding.checked_ids(
             "source_ids", source_ids, "batch, source length"
         )
-        with self._groups.lock:
-            found = self._run(source)
-        return Translations(*(tensor.numpy() for tensor in found))
+        return Translations(*(x.numpy() for x in self._run(source)))
 
     def _search(self, source: Any) -> tuple[Any, Any]:
         """Ids and scores of all sentences."""
-        return self._groups.run(
-            functools.partial(self._search_group, source),
-            tf.shape(source)[0],
-            self._num_groups,
-        )
+        function = functools.partial(self._search_group, source)
+        rows = tf.shape(source)[0]
+        return decoding.in_groups(function, rows, self._num_groups)
 
-    def _search_group(self, source: Any, group: int, *rows: Any) -> Any:
-        model, groups = self._model, self._groups
+    def _search_group(self, source: Any, *rows: Any) -> Any:
+        model = self._model
         source = source[slice(*rows)]
         memory, visible = model.encode(source)
         beams = _Beams.start(
@@ -149,10 +143,7 @@ class BeamSearch:
             len(self._penalties),
             self._bos_id,
         )
-        held = HeldCache(groups, (group, "before"), reorders=True)
-        held_memory = HeldCache(groups, (group, "memory"), reorders=False)
-        before = held.hold(model.empty_caches(tf.size(beams.newest)))
-        memory = held_memory.hold(memory)
+        before = model.empty_caches(tf.size(beams.newest))
 
         def extend(beams: _Beams, before: Any) -> tuple[_Beams, Any]:
             before = tree.map_structure(
@@ -161,17 +152,15 @@ class BeamSearch:
             log_probs, ids, caches = model.step(
                 tf.reshape(beams.newest, (-1, 1)),
                 beams.length,
-                held.read(before),
-                held_memory.read(memory),
+                before,
+                memory,
                 visible,
             )
-            before = held.write(before, caches)
             return (
                 beams.extended(log_probs, ids, self._eos_id, self._penalties),
-                before,
+                caches,
             )
 
-        # One iteration at a time: the next one reads what this one writes.
         beams, _ = tf.while_loop(
             lambda beams, _: ~tf.reduce_all(beams.is_done),
             extend,

@@ -1,6 +1,7 @@
 """What text generation and beam search have in common."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -37,6 +38,21 @@ def empty_caches(layers: Sequence[layers.Layer], num_rows: Any) -> list[Any]:
         with device_of(layer):
             found.append(layer.empty_cache(num_rows))
     return found
+
+
+def in_groups(
+    function: Callable[[Any, Any], Any], rows: Any, num_groups: int
+) -> Any:
+    """Joins nests (rows, ...) that a function returns of groups of rows.
+
+    Args:
+        function: Takes the first row of a group, and the one behind its last.
+        rows: How many there are. If fewer than groups, some have none.
+        num_groups: How many groups.
+    """
+    ends = [rows * m // num_groups for m in range(num_groups + 1)]
+    found = [function(*pair) for pair in itertools.pairwise(ends)]
+    return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *found)
 
 
 def growing(kept: Any) -> Any:

@@ -5,8 +5,7 @@ a new token costs one position's work, not the whole sequence's. Memory, for n
 tokens: 2 n `num_layers` times heads times units of a head, per row.
 
 Rows go through the devices of the layers in as many groups, each with a loop of
-its own over tokens, and caches that stay: see `tfgpipe.generation`. Tokens do
-not depend on that, but for rounding.
+its own over tokens. Tokens do not depend on that, but for rounding.
 """
 
 import functools
@@ -20,7 +19,6 @@ from keras import layers
 from models import decoding
 from models.transformer_block import TransformerBlock
 from models.transformer_layers import Logits, TokenEmbedding
-from tfgpipe.generation import CacheGroups, HeldCache
 
 
 def generate(
@@ -66,15 +64,13 @@ def generate(
     num_rows, first_new = ids.shape
     length = first_new + num_tokens
     _check_length(length, layers[0].max_length)
-    groups = CacheGroups()
 
-    def of_group(ids: Any, group: int, first: int, last: int) -> Any:
+    def of_group(ids: Any, first: int, last: int) -> Any:
         def draw(logits: Any, position: Any) -> Any:
             before = (position - first_new) * num_rows + first
             return _draw(logits, temperature, top_k, seed, before)
 
-        held = HeldCache(groups, group, reorders=False)
-        return _continued(layers, ids[first:last], length, held, draw)
+        return _continued(layers, ids[first:last], length, draw)
 
     @tf.function(
         input_signature=[tf.TensorSpec((num_rows, None), tf.int32)],
@@ -82,9 +78,8 @@ def generate(
     )
     def run(ids: Any) -> Any:
         num_groups = min(decoding.num_devices(layers), num_rows)
-        return groups.run(
-            functools.partial(of_group, ids), num_rows, num_groups
-        )
+        function = functools.partial(of_group, ids)
+        return decoding.in_groups(function, num_rows, num_groups)
 
     return run.get_concrete_function()(ids).numpy()
 
@@ -93,7 +88,6 @@ def _continued(
     layers: Sequence[layers.Layer],
     ids: Any,
     length: int,
-    held: HeldCache,
     draw: Callable,
 ) -> Any:
     """Continues rows.
@@ -102,34 +96,31 @@ def _continued(
         layers: As in `generate`.
         ids: Their prompts.
         length: Tokens of a row, in the end.
-        held: What holds the caches.
         draw: Of logits (rows, vocabulary) and a position, tokens (rows,).
     """
     embedding, *blocks, head = layers
     rows = ids.shape[0]
-    kept = held.hold(decoding.empty_caches(blocks, rows))
 
-    def step(ids: Any, position: Any, kept: Any) -> tuple[Any, Any, Any]:
+    def step(ids: Any, position: Any, caches: Any) -> tuple[Any, Any, Any]:
         """Does all from a position on, and adds a token."""
         with decoding.device_of(embedding):
             x = embedding(ids[:, position:], first_position=position)
         found = []
-        for block, cache in zip(blocks, held.read(kept), strict=True):
+        for block, cache in zip(blocks, caches, strict=True):
             with decoding.device_of(block):
                 x, cache = block.step(x, cache)
             found.append(cache)
-        kept = held.write(kept, found)
         end = tf.shape(ids)[1]
         with decoding.device_of(head):
             logits = decoding.at_least_float32(head(x[:, -1:])[:, 0])
             new = draw(logits, end)
-        return tf.concat([ids, new[:, None]], 1), end, kept
+        return tf.concat([ids, new[:, None]], 1), end, found
 
-    # One iteration at a time: the next one reads what this one writes.
+    caches = decoding.empty_caches(blocks, rows)
     ids, *_ = tf.while_loop(
         lambda ids, *_: tf.shape(ids)[1] < length,
         step,
-        carried := (ids, tf.constant(0), kept),
+        carried := (ids, tf.constant(0), caches),
         decoding.growing(carried),
         parallel_iterations=1,
     )

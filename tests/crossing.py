@@ -129,22 +129,6 @@ def loop_sends(function, *args):
     return inside, outside
 
 
-def loop_numbers(function, *args):
-    """The kinds of operations whose real numbers cross devices in loops.
-
-    No weight does, in loops or outside.
-    """
-    sent = [
-        [(nodes, name) for nodes, name, dtype in part if dtype.is_floating]
-        for part in loop_sends(function, *args)
-    ]
-    for nodes, name in [*sent[0], *sent[1]]:
-        ops = ancestors(nodes, name)
-        assert "ReadVariableOp" not in ops or ops & {"_Recv", "_HostRecv"}
-    # Who only waits is sent a number, too: its name has "/ctrl/" in it.
-    return sorted(nodes[n].op for nodes, n in sent[0] if "/ctrl/" not in n)
-
-
 def sent_weights(function, *args):
     """What crosses devices and is made of variables alone: (sends, names)."""
     found, count = [], 0

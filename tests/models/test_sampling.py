@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from crossing import loop_numbers
 from stacks import VOCABULARY, build, call, tiny, tokens
 
 import tfgpipe
@@ -85,12 +84,6 @@ def test_tokens_depend_neither_on_cells_nor_on_groups(monkeypatch):
             in_groups(monkeypatch, num_groups)
             found = sampling.generate(pipeline.layers, prompt, 8)
             np.testing.assert_array_equal(found, expected)
-
-
-def test_loops_send_outputs_of_cells_alone():
-    layers = pipeline_of(model(num_layers=3), 2).layers
-    found = loop_numbers(lambda: sampling.generate(layers, tokens(), 6))
-    assert found == ["AddV2"] * 2  # of two groups
 
 
 @pytest.mark.parametrize(
