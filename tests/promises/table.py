@@ -354,11 +354,6 @@ MODELS: dict[str, Kind] = {
     "blocks": Kind(
         blocks, tokens(3, 20, False), tokens(3, 20, False), of_logits
     ),
-    "known_rows": Kind(
-        lambda: [kl.Dense(3), Lookup("constants", "known rows"), kl.Dense(3)],
-        normal(5, 3),
-        normal(5, 3),
-    ),
     "lookups": Kind(  # by token, with a slice a row, and by position
         lambda: [kl.Dense(3), Lookup("tokens", "distances"), kl.Dense(3)],
         normal(5, 3),

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from beside_keras import assert_close, normal, pipeline, trained
 from keras import layers as kl
-from kinds import Plain, user_loss
+from kinds import Lookup, Plain, user_loss
 from own_layers import Fixed, Outputs
 
 import tfgpipe
@@ -173,9 +173,19 @@ def test_bytes_for_a_first_layer_of_floats_are_cast_first(dtype, has_input):
     )
     model.compile("sgd", "mse")
     model.train_on_batch(x, np.ones((6, 8)))
-    if dtype != "int64":
+    if dtype != "int64":  # which Keras refuses, too
         pixels = tfgpipe.GPipe([kl.Conv2D(2, 3), kl.Flatten()], 2)
         assert pixels.predict(x, verbose=0).shape == (6, 8)
+
+
+def test_layer_may_need_to_know_the_rows():
+    """As some published models do, which look positions up by rows."""
+
+    def make():
+        return [kl.Dense(3), Lookup("constants", "known rows"), kl.Dense(3)]
+
+    x = np.random.default_rng(1).standard_normal((8, 5, 3))
+    check(make, x, x, 2, 2, loss="mse")
 
 
 @pytest.mark.parametrize("length", [4, 5])

@@ -361,7 +361,6 @@ def test_numbers_do_not_depend_on_the_schedule(case, other):
     [
         # A half of a task has nothing to carry.
         Case("doubled", 3, 3, "zero_bubble", "always"),
-        Case("known_rows", 2, 2),
         Case("lookups", 2, 3),
         pytest.param(
             Case("lookups", 2, 2, feature="eagerly"), marks=pytest.mark.slow
