@@ -50,10 +50,14 @@ def _draw(values: flags.FlagValues) -> None:
             "tools.gallery draws with matplotlib, which is not installed. "
             "Install it: pip install '.[tools]'"
         )
+    from PIL import Image  # comes with matplotlib
+
     local.hide_accelerators()
     local.split_cpu(NUM_DEVICES)
     for name, draw in PICTURES.items():
         draw(folder / name)
+        with Image.open(folder / name) as picture:  # half as many bytes
+            picture.convert("RGB").quantize(128).save(folder / name)
     print(f"Wrote {len(PICTURES)} pictures to {folder}.")
 
 
