@@ -918,12 +918,12 @@ class SymbolicCall(NamedTuple):
 
 def symbolic_calls(layer: keras.layers.Layer) -> list[SymbolicCall]:
     """The calls of a layer in Keras's graphs of layers."""
-    return _calls(layer._inbound_nodes)
+    return _calls(_in_graphs(layer._inbound_nodes))
 
 
 def calls_on(layer: keras.layers.Layer) -> list[SymbolicCall]:
     """The calls of layers and operations on a layer's symbolic outputs."""
-    return _calls(layer._outbound_nodes)
+    return _calls(_in_graphs(layer._outbound_nodes))
 
 
 def graph_calls(model: keras.Model) -> list[SymbolicCall]:
@@ -947,8 +947,11 @@ def _calls(nodes: Iterable[Any]) -> list[SymbolicCall]:
             list(node.outputs),
         )
         for node in nodes
-        if not hasattr(node, _IN_NO_GRAPH)
     ]
+
+
+def _in_graphs(nodes: Sequence[Any]) -> list[Any]:
+    return [node for node in nodes if not hasattr(node, _IN_NO_GRAPH)]
 
 
 def _given_by_user(node: Any) -> list[Nest]:

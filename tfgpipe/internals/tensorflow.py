@@ -713,19 +713,19 @@ def runs_on_host(op: tf.Operation, device_type: str) -> bool:
     types = {name: value.type for name, value in op.node_def.attr.items()}
     results = {arg.name for arg in op.op_def.output_arg}
     return any(
-        kernel.device_type == device_type
-        and results <= {*kernel.host_memory_arg}
+        results <= {*kernel.host_memory_arg}
         and all(
             types.get(limit.name) in limit.allowed_values.list.type
             for limit in kernel.constraint
         )
-        for kernel in _kernels_of(op.type)
+        for kernel in _kernels_of(op.type, device_type)
     )
 
 
 @functools.cache
-def _kernels_of(operation_type: str) -> list[Any]:
-    return [*_kernels.get_registered_kernels_for_op(operation_type).kernel]
+def _kernels_of(operation_type: str, device_type: str) -> list[Any]:
+    kernels = _kernels.get_registered_kernels_for_op(operation_type).kernel
+    return [one for one in kernels if one.device_type == device_type]
 
 
 @functools.cache

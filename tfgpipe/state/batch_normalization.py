@@ -90,7 +90,7 @@ class MovingStatistics:
         self.rules: dict[int, list[list[Rule]]] = collections.defaultdict(list)
 
     def _note(self, layer: keras.layers.BatchNormalization) -> None:
-        if layer.built:
+        if layer.moving_mean is not None:  # it is built
             self._owners[id(layer.moving_mean)] = layer, 0
             self._owners[id(layer.moving_variance)] = layer, 1
 
