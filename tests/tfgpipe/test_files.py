@@ -121,18 +121,6 @@ def test_directory_is_written_as_by_keras(model, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_address_is_left_to_keras(monkeypatch, model):
-    seen = []
-
-    def load(path, **kwargs):
-        seen.append(path)
-        return model
-
-    monkeypatch.setattr(keras.saving, "load_model", load)
-    assert tfgpipe.load_model("gs://bucket/model.keras") is model
-    assert seen == ["gs://bucket/model.keras"]
-
-
 # ------------------------------------------------------------------- reading
 def damaged(content):
     return {

@@ -1,12 +1,11 @@
-"""Folders of checkpoints, and what each says of itself."""
+"""Folders of checkpoints."""
 
 import os
 
 import pytest
 
 from tfgpipe.checkpoints import Folder, Position
-from tfgpipe.checkpoints import folder as folder_lib
-from tfgpipe.checkpoints.folder import Damaged, Manifest
+from tfgpipe.checkpoints.folder import Manifest
 
 
 def add(folder, step, value=None):
@@ -110,67 +109,3 @@ def test_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"Received: folder=.*file/checkpoints"):
         made(tmp_path / "file")
-
-
-# ------------------------------------------------------------------ manifests
-def written(folder, **changed):
-    (folder / "values").write_bytes(b"some values")
-    content = {
-        "position": Position(7, 1, 2),
-        "variables": {"model": [["a/kernel", [2, 3], "float32"]]},
-        "files": {"values": folder_lib.file_record(folder / "values")},
-        "monitored": {"name": "val_loss", "value": 0.1},
-        "optimizer": ["Adam"],
-        "versions": {"keras": "3"},
-    }
-    found = Manifest(**{**content, **changed})
-    found.write(folder)
-    return found
-
-
-def test_manifest_is_read_as_it_was_written(tmp_path):
-    expected = written(tmp_path)
-    found = folder_lib.read_manifest(tmp_path)
-    assert found == expected
-    folder_lib.check_files(tmp_path, found)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda text: text[:-20], "cannot be read"),
-        (lambda text: "", "cannot be read"),
-        (lambda text: "[1, 2]", "cannot be read"),
-        (lambda text: text.replace('"step": 7', '"step": 8'), "not as it was"),
-        (lambda text: text.replace("kernel", "kernfl"), "not as it was"),
-    ],
-)
-def test_damaged_manifest_is_told(tmp_path, damage, reason):
-    written(tmp_path)
-    path = tmp_path / folder_lib.NAME
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(Damaged, match=reason):
-        folder_lib.read_manifest(tmp_path)
-
-
-def test_manifest_of_another_format_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_lib, "FORMAT", 2)
-    written(tmp_path)
-    monkeypatch.setattr(folder_lib, "FORMAT", 1)
-    with pytest.raises(Damaged, match="newer version"):
-        folder_lib.read_manifest(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda path: path.unlink(), "values is missing"),
-        (lambda path: path.write_bytes(b"some"), "has 4 bytes instead of 11"),
-        (lambda path: path.write_bytes(b"some valuet"), "not as it was writt"),
-    ],
-)
-def test_damaged_file_is_told(tmp_path, damage, reason):
-    found = written(tmp_path)
-    damage(tmp_path / "values")
-    with pytest.raises(Damaged, match=reason):
-        folder_lib.check_files(tmp_path, found)
