@@ -191,6 +191,7 @@ class _Update:
         others = [op for op in operations if op.name not in names]
         taken = [t for op in updating for t in op.inputs]
         self._common = {t.name: t for t in taken if t.ref() not in known}
+        self._taken = {t.name for t in taken}
         reads = [op for op in others if op.type == "ReadVariableOp"]
         self._read = [op.inputs[0] for op in reads]
         self._num_uses = self._uses()
@@ -225,7 +226,11 @@ class _Update:
 
     def copy(self, given: Sequence[tf.Tensor]) -> None:
         """Adds the update of another weight to the graph."""
-        new = {t.name: value for t, value in zip(self._given, given)}
+        new = {
+            t.name: value
+            for t, value in zip(self._given, given)
+            if t.name in self._taken  # an average, say, is updated elsewhere
+        }
         internals.import_definition(self._definition, {**self._common, **new})
 
     def _uses(self) -> int:

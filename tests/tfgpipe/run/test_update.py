@@ -102,6 +102,7 @@ OPTIMIZERS = {
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.1), initial_scale=4.0, dynamic_growth_steps=2
     ),
+    "average": lambda: keras.optimizers.SGD(0.1, 0.9, use_ema=True),
     "own": lambda: Slow(0.1, momentum=0.5),
     "own_assign": lambda: Halving(0.1),
     "own_attribute": with_own_assign,
@@ -113,6 +114,7 @@ OPTIMIZERS = {
     ("name", "is_shared"),
     [
         *dict.fromkeys("Adam AdamW SGD Ftrl subclass".split(), True).items(),
+        *dict.fromkeys("average accumulation".split(), True).items(),
         *dict.fromkeys("own own_assign own_attribute".split(), False).items(),
         *dict.fromkeys("Muon Lamb".split(), False).items(),
     ],
