@@ -12,12 +12,25 @@ from tiny import assert_close, compiled, data, pipeline, sequential, state
 import tfgpipe
 
 
-def two_layers():
+def three_layers():
+    """Two of them have weights of the same shapes: their updates are shared."""
     return [
         keras.Input((4,)),
-        kl.Dense(3, "tanh", kernel_regularizer="l2"),
+        kl.Dense(4, "tanh", kernel_regularizer="l2"),
+        kl.Dense(4),
         kl.Dense(2),
     ]
+
+
+class Assigning(keras.optimizers.schedules.LearningRateSchedule):
+    """Keeps the rate in a variable."""
+
+    def __init__(self):
+        self.rate = keras.Variable(0.5)
+
+    def __call__(self, step):
+        self.rate.assign(1 / (tf.cast(step, self.rate.dtype) + 2))
+        return self.rate
 
 
 def schedule():
@@ -61,6 +74,7 @@ VARIANTS = {
         )
     ),
     "schedule": lambda: keras.optimizers.SGD(schedule(), momentum=0.9),
+    "rate_in_a_variable": lambda: keras.optimizers.Adam(Assigning()),
 }
 
 
@@ -100,10 +114,10 @@ def test_optimizer_gives_what_keras_gives(name):
     if name in WITHOUT:
         pytest.skip(f"Keras {keras.__version__} has no {name} that works")
     make = {**OPTIMIZERS, **VARIANTS}[name]
-    found = three_steps(pipeline(two_layers, m=2), make())
+    found = three_steps(pipeline(three_layers, m=2), make())
     # Eager, which is faster; and a graph of Keras's forgets the initial values
     # of the slots of `ScheduleFreeAdamW`.
-    expected = three_steps(sequential(two_layers), make(), run_eagerly=True)
+    expected = three_steps(sequential(three_layers), make(), run_eagerly=True)
     assert_close(found, expected)
 
 
@@ -114,10 +128,27 @@ def test_update_has_the_bits_of_keras_without_the_graph_optimiser(name):
     options = {"disable_meta_optimizer": True}
     tf.config.optimizer.set_experimental_options(options)
     make = OPTIMIZERS[name]
-    found = three_steps(pipeline(two_layers, m=1), make())
-    expected = three_steps(sequential(two_layers), make(), jit_compile=False)
+    found = three_steps(pipeline(three_layers, m=1), make())
+    expected = three_steps(sequential(three_layers), make(), jit_compile=False)
     for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["Adam", "LossScaleOptimizer"])
+def test_update_of_bfloat16_weights_is_that_of_keras(name):
+    """Keras casts where the optimizer's slots have another precision."""
+
+    def layers():
+        return [keras.Input((4,)), *(kl.Dense(n) for n in (4, 4, 2))]
+
+    keras.config.set_dtype_policy("bfloat16")
+    make = {**OPTIMIZERS, **VARIANTS}[name]
+    found = three_steps(pipeline(layers, m=1), make())
+    expected = three_steps(sequential(layers), make(), run_eagerly=True)
+    for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):
+        np.testing.assert_allclose(
+            np.asarray(a, "float32"), np.asarray(b, "float32"), 2e-2, 1e-2
+        )
 
 
 class Range(kl.Layer):
@@ -197,8 +228,8 @@ OWN = {
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", cases(OWN, {"TwiceAdam"}))
 def test_optimizer_that_applies_in_its_own_way_gives_what_keras_gives(name):
-    found = three_steps(pipeline(two_layers, m=2), OWN[name]())
-    model = sequential(two_layers)
+    found = three_steps(pipeline(three_layers, m=2), OWN[name]())
+    model = sequential(three_layers)
     expected = three_steps(model, OWN[name](), run_eagerly=True)
     assert_close(found, expected)
 
@@ -242,5 +273,5 @@ def test_float8_scales_are_those_of_the_whole_mini_batch():
         assert len(scales) == 12
         return [v.numpy() for v in scales]
 
-    expected = trained(sequential(two_layers))
-    assert_close(trained(pipeline(two_layers, m=4)), expected, 1e-5)
+    expected = trained(sequential(three_layers))
+    assert_close(trained(pipeline(three_layers, m=4)), expected, 1e-5)
