@@ -268,10 +268,6 @@ def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
         flags = "--steps=1", f"--train_dir={folders[-1]}"
         run = Process(tmp_path, "train", *command, *flags)
         assert run.wait() == 0, run.output
-    rows = chapter.split("```console")[1].split("```")[0].splitlines()[2:]
-    assert len(rows) == 2
-    output = re.sub(" +", " ", run.output)
-    assert all(re.sub(" +", " ", row) in output for row in rows)
     first = tfgpipe.load_model(str(folders[0] / "final.keras"))
     assert_same_weights(folders[1], first.get_weights())
 
