@@ -84,7 +84,9 @@ def check(
 
     Example:
 
-    >>>     >>> import tfgpipe
+    >>> import keras
+    >>> import numpy as np
+    >>> import tfgpipe
     >>> layers = [
     ...     keras.Input((4,)),
     ...     keras.layers.Dense(3),

@@ -13,7 +13,6 @@ metrics of `compile`, `run_eagerly`, `jit_compile`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ import keras
 from keras import tree
 
 from tfgpipe import failures, internals
-from tfgpipe.arguments import Arguments
+from tfgpipe.arguments import DEFAULTS, Arguments
 from tfgpipe.inputs import shapes, unlike
 from tfgpipe.internals import Nest
 from tfgpipe.model.build import Built
@@ -48,11 +47,7 @@ _HIDDEN = {"held_parts", "model", "sequence", "user_model"}
 _BESIDE = "gpipe_"
 
 # Keras itself refuses other `layers`.
-_FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
-    "self",
-    "layers",
-    "replicas",
-}
+_FIXED = {*DEFAULTS, "costs"}
 
 
 def _holds_layers(value: Any, model: keras.Model) -> bool:

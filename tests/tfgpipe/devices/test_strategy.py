@@ -120,7 +120,7 @@ class OwnMoments(kl.BatchNormalization):
     [
         (
             kl.BatchNormalization(renorm=True),
-            ("renorm=True", "num_micro_batches=1 and 2 replicas"),
+            ("renorm=True", "num_micro_batches=1 in 2 replicas"),
         ),
         (
             OwnMoments(synchronized=True),
@@ -189,7 +189,7 @@ def test_use_in_the_scope_of_another_strategy_is_refused(step):
             "must be used in the scope",
             "MirroredStrategy",
             "made in no scope",
-            "Leave it, and its `run`",
+            "do without the strategy's `run`",
             LINE,
         ),
     ):
@@ -202,7 +202,7 @@ def test_step_that_another_strategy_runs_is_refused(step, devices):
     model = tfgpipe.GPipe(layers(), 1)
     model.compile("sgd", "mse")
     strategy = tf.distribute.MirroredStrategy(devices)
-    with refused("MirroredStrategy", "and its `run`"):
+    with refused("MirroredStrategy", "do without the strategy's `run`"):
         strategy.run(getattr(model, step), args=(data(4),))
     assert model.optimizer.iterations == 0
 
