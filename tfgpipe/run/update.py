@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs import run_by_device
+from tfgpipe.graphs import GraphCutter, WholeGraph, run_by_device
 
 # Keras's optimizers whose update of a weight depends on nothing but the
 # gradient, the weight, its slots and the optimizer's settings. Others, such as
@@ -49,6 +49,8 @@ _OUTSIDE_UPDATES = {
     "get_config",
     "update_step",  # which is looked for in _ALIKE
 }
+
+_PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 def update_on_devices(
@@ -116,10 +118,9 @@ def updates_slices_alike(optimizer: keras.Optimizer) -> bool:
 class _SharedUpdate:
     """The `update_step` of an optimizer, traced once for equal weights.
 
-    The operations of the first one are copied for the others, if the trace
-    shows that they assign nothing but a weight and its slots. What they compute
-    for all weights alike is computed once, as long as nothing but reads uses
-    the variables that they read for that.
+    Only if the trace shows that it assigns nothing but a weight and its slots.
+    What it computes for all weights alike is computed once, as long as nothing
+    but reads uses the variables that it reads for that.
     """
 
     def __init__(
@@ -137,106 +138,134 @@ class _SharedUpdate:
 
         A sparse gradient changes a few rows of a variable in place.
         """
-        weight = self._by_storage.get(id(variable))
-        if weight is None or not isinstance(gradient, tf.Tensor):
+        own = self._by_storage.get(id(variable))
+        if own is None or not isinstance(gradient, tf.Tensor):
             self._plain(gradient, variable, learning_rate)
             return
-        graph = tf.compat.v1.get_default_graph()
-        changing = [weight, *internals.slots(self._optimizer, weight)]
-        given = [gradient, *(v.value.handle for v in changing)]
-        given = [graph.capture(tensor) for tensor in given]
-        # What the optimizer says in plain numbers may change.
+        changing = [own, *internals.slots(self._optimizer, own)]
+        handles = [v.value.handle for v in changing]
         key = (
             *((tuple(v.shape), v.value.dtype) for v in changing),
-            *(gradient.shape, gradient.dtype, id(learning_rate), id(graph)),
-            *(p for p in vars(self._optimizer).items() if _is_plain(p[1])),
+            *(gradient.shape, gradient.dtype, id(learning_rate)),
+            *self._settings(),
         )
         update = self._traced.get(key)
-        if update is not None and update.is_alike and update.is_as_before:
-            update.copy(given)
-            return
-        start = len(graph.get_operations())
-        self._plain(gradient, variable, learning_rate)
-        if update is None or update.is_alike:
-            made = graph.get_operations()[start:]
-            self._traced[key] = _Update(made, given, (graph, learning_rate))
+        if update is None or not update.is_as_before:
+            update = self._traced[key] = _Update(
+                lambda: self._plain(gradient, variable, learning_rate),
+                [gradient, *handles],
+                learning_rate,
+            )
+        if update.is_alike:
+            update([gradient, *handles])
+        else:
+            self._plain(gradient, variable, learning_rate)
 
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, (bool, int, float, str, type(None), np.generic))
+    def _settings(self) -> Iterator[Any]:
+        """Tells what the optimizer says in plain numbers, which may change."""
+        for name, value in vars(self._optimizer).items():
+            if isinstance(value, _PLAIN):
+                yield name, value
 
 
 class _Update:
-    """The operations that update a weight in the graph that is traced now.
+    """An update of a weight, in the graph that is traced now.
 
-    `given` are what is another for other weights: gradient and handles. It
-    `is_alike` if all else is read, and nothing but a number.
+    Args:
+        function: Updates the weight.
+        given: What is another for other weights: gradient and handles.
+        kept: What must not be forgotten as long as this is known.
+
+    Attributes:
+        is_alike: Whether all else is read, and nothing but a number.
     """
 
-    def __init__(
-        self,
-        operations: Sequence[tf.Operation],
-        given: Sequence[tf.Tensor],
-        kept: Any,
-    ):
-        self._given = given
+    def __init__(self, function: Callable, given: list[tf.Tensor], kept: Any):
         self._kept = kept
-        known = {t.ref() for t in given}
-        names: set[str] = set()  # of what follows from the given
-        for op in operations:
+        graph = tf.function(function, autograph=False)
+        graph = graph.get_concrete_function().graph
+        outside = {id(outer): inner for outer, inner in graph.captures}
+        self._given = [outside.get(id(t)) for t in given]
+        whole = WholeGraph(graph, takes_reads=False)
+        known = {t.ref() for t in self._given if t is not None}
+        own: set[str] = set()  # what follows from the given
+        for op in whole.operations:
             if any(t.ref() in known for t in op.inputs):
-                names.add(op.name)
+                own.add(op.name)
                 known |= {t.ref() for t in op.outputs}
-        updating = [op for op in operations if op.name in names]
-        others = [op for op in operations if op.name not in names]
-        taken = [t for op in updating for t in op.inputs]
-        self._common = {t.name: t for t in taken if t.ref() not in known}
-        self._taken = {t.name for t in taken}
-        reads = [op for op in others if op.type == "ReadVariableOp"]
-        self._read = [op.inputs[0] for op in reads]
+        common: dict[Hashable, tf.Tensor] = {
+            t.ref(): t
+            for op in whole.operations
+            if op.name in own
+            for t in op.inputs
+            if t.ref() not in known and t.op.type != "Const"
+        }
+        effects = [
+            op
+            for op in whole.operations
+            if internals.is_stateful(op.type) and op.type != "ReadVariableOp"
+        ]
+        self.is_alike = all(op.name in own for op in effects) and all(
+            t.shape.rank == 0 and t.dtype != tf.resource
+            for t in common.values()
+        )
+        self._read = [
+            outer
+            for outer, inner in graph.captures
+            if outer.dtype == tf.resource and inner.ref() not in known
+        ]
         self._num_uses = self._uses()
-        self.is_alike = (
-            not any(internals.takes_functions(op.type) for op in updating)
-            and all(
-                op.type == "ReadVariableOp"
-                or not internals.is_stateful(op.type)
-                for op in others
+        if self.is_alike:
+            cutter = GraphCutter(whole, own, {"autograph": False}, "CPU")
+            taken = [t for t in self._given if t is not None]
+            self._function = cutter.function(
+                [*taken, *common.values()], [], effects
             )
-            and all(
-                t.op.type == "Const"
-                or (t.shape.rank == 0 and t.dtype != tf.resource)
-                for t in self._common.values()
-            )
-        )
-        self._definition = tf.compat.v1.GraphDef(
-            versions=given[0].graph.graph_def_versions,
-            node=[op.node_def for op in updating],
-        )
-        for node in self._definition.node:
-            node.device = ""
-            node.attr.pop("_class", None)
-            node.input[:] = [
-                i for i in node.input if i[0] != "^" or i[1:] in names
-            ]
+            self._common = _add_common(whole, [*common.values()])
 
     @property
     def is_as_before(self) -> bool:
         """Returns whether nothing was assigned that the update reads."""
         return self._uses() == self._num_uses
 
-    def copy(self, given: Sequence[tf.Tensor]) -> None:
-        """Adds the update of another weight to the graph."""
-        new = {
-            t.name: value
+    def __call__(self, given: list[tf.Tensor]) -> None:
+        """Adds the update of a weight to the graph."""
+        values = {
+            t.ref(): value
             for t, value in zip(self._given, given)
-            if t.name in self._taken  # an average, say, is updated elsewhere
+            if t is not None
         }
-        internals.import_definition(self._definition, {**self._common, **new})
+        self._function({**values, **self._common})
 
     def _uses(self) -> int:
         """How often anything but a read has used the variables."""
+        graph = tf.compat.v1.get_default_graph()
         return sum(
             op.type != "ReadVariableOp"
             for handle in self._read
-            for op in handle.consumers()
+            for op in graph.capture(handle).consumers()
         )
+
+
+def _add_common(
+    whole: WholeGraph, tensors: list[tf.Tensor]
+) -> dict[Hashable, tf.Tensor]:
+    """Adds what is the same for all weights to the graph."""
+    graph = tf.compat.v1.get_default_graph()
+    outside = whole.captures
+    needed = internals.ancestors(tensors, lambda t: t.ref() in outside)
+    given = {
+        t.name: graph.capture(outside[t.ref()])
+        for op in needed.values()
+        for t in op.inputs
+        if t.ref() in outside
+    }
+    computed = [t for t in tensors if t.ref() not in outside]
+    part = whole.definition_of(needed)
+    for node in part.node:
+        node.input[:] = [i for i in node.input if i[0] != "^"]
+    added = internals.import_definition(part, given, [t.name for t in computed])
+    return {
+        **{t.ref(): outside[t.ref()] for t in tensors if t.ref() in outside},
+        **{t.ref(): value for t, value in zip(computed, added)},
+    }
