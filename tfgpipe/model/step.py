@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -32,7 +32,6 @@ from tfgpipe.loss import (
     loss_adds_up,
     metrics_add_up,
 )
-from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.model.own_step import base, in_pipeline
@@ -42,7 +41,6 @@ from tfgpipe.run import (
     update_on_devices,
     updates_slices_alike,
 )
-from tfgpipe.trial import Trial
 
 
 class Passes(NamedTuple):
@@ -84,61 +82,6 @@ def as_graph(kind: str) -> Callable[[Callable], Callable]:
         return called
 
     return wrapped
-
-
-def mini_batch_of(
-    built: Built,
-    x: Nest,
-    labels: Sequence[Any],
-    head: Head | None,
-    training: bool,
-    compiles: bool,
-    trial: Trial | None,
-    cls: type[MiniBatch],
-) -> MiniBatch:
-    """A mini-batch for which the model is traced, and tried by `trial`.
-
-    `x` is what the first layer takes, `labels` are y and sample_weight, nests
-    or None. `compiles` is whether XLA compiles cells also where it need not;
-    `cls` is the class of what is returned.
-    """
-    compiles = compiles or built.only_compiles
-    m = built.arguments.num_micro_batches
-    if compiles:
-        inputs.warn_of_unknown_sizes(x, built.input_spec)
-    return cls(
-        [*built.cells],
-        built.source,
-        x,
-        None if head is None else tuple(labels),
-        m,
-        training,
-        head,
-        built.remat,
-        TraceOptions(
-            compiles,
-            built.arguments.gradient_dtype,
-            begins_sums=compiles and m > 1,
-        ),
-        trial,
-    )
-
-
-def pipeline_of(
-    built: Built, traced: MiniBatch, loss: Objective | None, clock: Any
-) -> Pipeline:
-    """A mini-batch of which it is known what it will run.
-
-    `loss` is what the head does not compute of it, or None.
-    """
-    trained = loss if traced.is_training else None
-    # Only what will have a gradient gets a backward pass.
-    will_have: Any = () if trained is None else trained.has_gradient(traced)
-    tasks = traced.tasks(*will_have)
-    program = traced.program(tasks, built.arguments.schedule_of)
-    if trained is not None:
-        trained.check(program)
-    return Pipeline(traced, tasks, program, clock)
 
 
 class TrainingSteps(Hooks):
@@ -299,10 +242,37 @@ class TrainingSteps(Hooks):
 
         def pipeline(compiles: bool) -> Pipeline:
             built = self.built_for("a step")
-            traced = mini_batch_of(
-                built, x, labels, head, training, compiles, self._trial, cls
+            arguments = built.arguments
+            m = arguments.num_micro_batches
+            compiles = compiles or built.only_compiles
+            if compiles:
+                inputs.warn_of_unknown_sizes(x, built.input_spec)
+            traced = cls(
+                [*built.cells],
+                built.source,
+                x,
+                None if head is None else tuple(labels),
+                m,
+                training,
+                head,
+                built.remat,
+                TraceOptions(
+                    compiles,
+                    arguments.gradient_dtype,
+                    begins_sums=compiles and m > 1,
+                ),
+                self._trial,
             )
-            return pipeline_of(built, traced, loss, clock)
+            trained = loss if traced.is_training else None
+            # Only what will have a gradient gets a backward pass.
+            will_have: Any = ()
+            if trained is not None:
+                will_have = trained.has_gradient(traced)
+            tasks = traced.tasks(*will_have)
+            program = traced.program(tasks, arguments.schedule_of)
+            if trained is not None:
+                trained.check(program)
+            return Pipeline(traced, tasks, program, clock)
 
         run = self.compiled_if_possible(pipeline, self.run_eagerly)
         if training:
