@@ -355,7 +355,11 @@ MODELS: dict[str, Kind] = {
         blocks, tokens(3, 20, False), tokens(3, 20, False), of_logits
     ),
     "lookups": Kind(  # by token, with a slice a row, and by position
-        lambda: [kl.Dense(3), Lookup("tokens", "distances"), kl.Dense(3)],
+        lambda: [
+            kl.Dense(3),
+            Lookup("tokens", "distances", "sizes", "rows"),
+            kl.Dense(3),
+        ],
         normal(5, 3),
         normal(5, 3),
     ),
