@@ -97,7 +97,6 @@ WITHOUT_FILE = {
     "near_dense",
     "noise_of_shared_seeds",
     "plus",
-    "storage_reader",
 }
 # Keras merges what was trained with the rest when it saves.
 # Neither has a `tf.Variable` a place there.
@@ -202,19 +201,6 @@ def state_reader(made: Made, common: Any, of: str) -> Any:
 
 
 # --------------------------------------------------------------------- storage
-@_kind
-def storage_reader(made: Made, common: Any, of: str, place: str) -> Any:
-    """Keeps the `tf.Variable` of a kernel."""
-    storage = made[of].kernel.value
-    return storage_layers.StorageReader(storage, place, **common)
-
-
-@_kind
-def substituted(made: Made, common: Any, units: int) -> Any:
-    inner = _inner("dense", f"{common['name']}_inner", made, units=units)
-    return storage_layers.Substituted(inner, **common)
-
-
 @_kind
 def spare(made: Made, common: Any, units: int) -> Any:
     inner = _inner("dense", f"{common['name']}_inner", made, units=units)

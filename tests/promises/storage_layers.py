@@ -1,4 +1,4 @@
-"""Layers that read weights by odd ways, or are changed after they are placed.
+"""Layers that differentiate, or are changed after they are placed.
 
 Those with a method `change` are changed when the model has its variables.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras import layers as kl
 from keras import ops
 from own_layers import Around, Holder, build, register
-from row_operations import PLACES
 
 
 @register
@@ -46,62 +43,17 @@ class FrozenWeight(Holder):
 
 
 @register
-class Substituted(Around):
-    """Calls a layer with another kernel; it reads what is new."""
-
-    def build(self, shape):
-        super().build(shape)
-        self.calls = self.add_weight(
-            shape=(), initializer="zeros", trainable=False
-        )
-
-    def call(self, x):
-        self.calls.assign_add(1.0)
-        kernel = ops.tanh(self.inner.kernel)
-        with keras.StatelessScope([(self.inner.kernel, kernel)]):
-            y = self.inner(x) / (1.0 + 0.3 * self.calls)  # and reads the bias
-            self.calls.assign(0.0)  # for the scope alone
-        return y
-
-
-@register
 class Differentiating(Holder):
-    """Differentiates by its own weight.
-
-    Args:
-        by: What: "weights", or "rows" too, which are summed.
-    """
-
-    HELD = ("by",)
-    by = "weights"
+    """Differentiates by its input."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],))
 
     def call(self, x):
         with tf.GradientTape() as tape:
-            energy = ops.sum(ops.tanh(self.scale) ** 2)
-            if self.by == "rows":
-                energy += ops.sum(ops.tanh(x * self.scale))
-        found = tape.gradient(energy, self.scale)
-        return x if found is None else x * (1.0 + found)  # None if frozen
-
-
-class StorageReader(kl.Layer):
-    """Multiplies by the storage of another layer's kernel.
-
-    Args:
-        storage: The `tf.Variable`.
-        place: Where it is read, see `row_operations.PLACES`.
-    """
-
-    def __init__(self, storage, place="plain", **kwargs):
-        super().__init__(**kwargs)
-        self.kept, self.place = storage, place
-
-    def call(self, x):
-        kernel = self.kept
-        return PLACES[self.place](lambda h: ops.matmul(h, kernel), x)
+            tape.watch(x)
+            energy = ops.sum(ops.tanh(x * self.scale))
+        return x * (1.0 + tape.gradient(energy, x))
 
 
 # ------------------------------------- which a functional model may have opened

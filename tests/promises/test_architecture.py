@@ -259,7 +259,6 @@ COPIES = {
     "run/mini_batch",
     "run/pipeline",
     "state/flow",
-    "state/scope",
 }
 
 

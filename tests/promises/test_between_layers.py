@@ -234,19 +234,6 @@ def draws_in_a_function():
     return [keras.Input((3,)), kl.Dense(3), InFunction(), kl.Dense(2)]
 
 
-def differentiates_another():
-    """Of another cell: which weights it reads is found out on the way."""
-    dense = built(4, 4)
-
-    def differentiate(x):
-        with tf.GradientTape() as tape:
-            energy = tf.reduce_sum(tf.tanh(dense.kernel) ** 2)
-        return x @ tape.gradient(energy, dense.kernel)
-
-    layers = [dense, kl.Lambda(differentiate), kl.Dense(2)]
-    return [keras.Input((4,)), *layers]
-
-
 def keeps_in_attributes():
     keeps = Keeps()
     return [keras.Input((3,)), kl.Dense(2), keeps, kl.Dense(2), Uses(keeps)]
@@ -255,7 +242,6 @@ def keeps_in_attributes():
 # Layers, and points of K and M.
 TABLE = {
     adds_by_a_closure: [(1, 1), (3, 2)],
-    differentiates_another: [(2, 2)],
     draws_in_a_function: [(3, 1)],
     inside_a_frozen_block: [(4, 3)],
     keeps_in_attributes: [(1, 1), (4, 2)],
@@ -274,10 +260,7 @@ NOT_EAGERLY = (straight_through_weights,)
             *((make, True) for make in TABLE if make not in NOT_EAGERLY),
         ],
         # A quick model of the matrix, "between", has most of the others.
-        [
-            (differentiates_another, False),
-            (keeps_in_attributes, True),
-        ],
+        [(keeps_in_attributes, True)],
     ),
 )
 def test_layers_train_as_in_keras(make, eagerly):

@@ -96,15 +96,8 @@ CASES = {
         unfreezes=True,
         optimizer=DECAY,
     ),
-    "storage": case(
-        dense(activation="tanh", **BUILT),
-        of("storage_reader", 0, place="plain"),
-        of("storage_reader", 0, place="branch of a loop"),
-        of("storage_reader", 0, place="function"),
-        ("substituted", {"units": 4}),
-        ("differentiating", {"by": "weights"}),
-        dense(),
-        other_partitions=1,
+    "tape inside": case(
+        dense(activation="tanh"), ("differentiating", {}), dense()
     ),
     "storage that a step assigns": case(
         dense(), "resource", dense(), override="assigns resources"

@@ -54,8 +54,12 @@ def reading_in_a_loop(x, kernel):
     return tf.while_loop(lambda i, h: i < 2, body, [0, x])[1]
 
 
+def reading(x, kernel):
+    return x @ kernel
+
+
 @pytest.mark.parametrize(
-    "use", [assigning, assigning_in_a_branch, reading_in_a_loop]
+    "use", [reading, assigning, assigning_in_a_branch, reading_in_a_loop]
 )
 @EVERYWHERE
 def test_storage_that_is_used_by_itself_is_refused(use, k, eagerly):
@@ -66,6 +70,42 @@ def test_storage_that_is_used_by_itself_is_refused(use, k, eagerly):
         ValueError, match=r"(?s)'uses'.* of 'dense.*/kernel' by itself.*Keep"
     ):
         model.train_on_batch(normal(4), normal(2))
+
+
+def trained(layers):
+    model = tfgpipe.GPipe(layers, 2, 2)
+    model.compile("sgd", "mse")
+    model.train_on_batch(normal(4), normal(2))
+
+
+def in_a_scope(x, dense):
+    """It reads the bias as if there were no scope around its own."""
+    with keras.StatelessScope([(dense.kernel, tf.zeros((4, 4)))]):
+        return dense(x)
+
+
+def by_a_tape(x, dense):
+    with tf.GradientTape() as tape:
+        energy = tf.reduce_sum(dense.kernel**2)
+    return x @ tape.gradient(energy, dense.kernel)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (in_a_scope, ValueError, r"(?s)'uses'.* of 'dense.*/bias' by itself"),
+        (by_a_tape, AttributeError, "handle"),
+    ],
+)
+def test_weights_of_other_scopes_and_of_tapes_inside_are_refused(
+    use, error, message
+):
+    dense = kl.Dense(4)
+    dense.build((None, 4))
+    uses = kl.Lambda(lambda x: use(x, dense), name="uses")
+    layers = [keras.Input((4,)), dense, uses, kl.Dense(2)]
+    with pytest.raises(error, match=message):
+        trained(layers)
 
 
 # -------------------------------------------------- what a step assigns later

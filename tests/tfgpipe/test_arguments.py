@@ -85,26 +85,26 @@ BAD_ARGUMENTS = {
     "more_cells_than_devices": (
         lambda: tfgpipe.GPipe(dense(9), 9),
         (
-            "`num_partitions` must be at most the number of devices.",
-            "num_partitions=9",
+            "`num_partitions` must go with the devices",
+            "9 cells take 9",
             "/device:CPU:7",
-            "TensorFlow sees 0 TPUs, 0 GPUs, 8 CPUs. CUDA_VISIBLE_DEVICES=",
+            "TensorFlow sees 0 TPUs, 0 GPUs, 8 CPUs. For GPUs it needs",
             "tf.config.set_logical_device_configuration",
         ),
     ),
     "unknown_device": (
         lambda: tfgpipe.GPipe(dense(), devices=["CPU:0", "GPU:7"]),
-        ("`devices` must be devices that TensorFlow lists", "'GPU:7'"),
+        ("`devices` must be different devices that TensorFlow", "'GPU:7'"),
     ),
     "one_device_twice": (
         lambda: tfgpipe.GPipe(dense(), devices=["CPU:1", "/cpu:1"]),
-        ("`devices` must be different from each other", "'/cpu:1'"),
+        ("`devices` must be different devices that TensorFlow", "'/cpu:1'"),
     ),
     "fewer_devices_than_cells": (
         lambda: tfgpipe.GPipe(dense(), 3, devices=["CPU:0", "CPU:1"]),
         (
-            "`devices` must name one device a cell.",
-            "devices=['CPU:0', 'CPU:1'] and num_partitions=3",
+            'under schedule="gpipe" 3 cells take 3.',
+            "num_partitions=3 and the devices ['CPU:0', 'CPU:1']",
         ),
     ),
     "cut_that_does_not_add_up": (
@@ -159,8 +159,8 @@ BAD_ARGUMENTS = {
             dense(), 3, schedule="interleaved", devices=["CPU:0", "CPU:1"]
         ),
         (
-            "`num_partitions` must be a multiple of the number of devices",
-            "num_partitions=3 and 2 devices",
+            "`num_partitions` must be a multiple of 2",
+            'schedule="interleaved" on 2 devices. Received: num_partitions=3',
         ),
     ),
     "auto_without_a_profile": (
@@ -169,22 +169,22 @@ BAD_ARGUMENTS = {
     ),
     "v_of_an_odd_number_of_cells": (
         lambda: tfgpipe.GPipe(dense(), 3, schedule="v_min"),
-        ("`num_partitions` must be 2 a device", "num_partitions=3. Pass 4,"),
+        ("`num_partitions` must be a multiple of 2", "num_partitions=3"),
     ),
     "v_on_too_few_devices": (
         lambda: tfgpipe.GPipe(
             dense(), 4, schedule="zero_bubble_v", devices=["CPU:0"]
         ),
         (
-            "`devices` must name one device for 2 cells",
-            "Pass num_partitions=2 for these, or name 2.",
+            'under schedule="zero_bubble_v" 4 cells take 2.',
+            "the devices ['CPU:0']. Leave it out, or name as many",
         ),
     ),
     "several_cells_a_device_by_another_schedule": (
         lambda: tfgpipe.GPipe(
             dense(), 4, schedule="1f1b", devices=["CPU:0", "CPU:1"]
         ),
-        ("`devices` must name one device a cell.", "num_partitions=4"),
+        ('under schedule="1f1b" 4 cells take 4.', "num_partitions=4"),
     ),
     "schedule_of_bad_tasks": (
         lambda: tfgpipe.GPipe(dense(), 1, schedule=[[("forward", 0)]]),
@@ -208,7 +208,7 @@ BAD_ARGUMENTS = {
         lambda: tfgpipe.GPipe(
             dense(), 2, 3, schedule=written(), devices=["CPU:0"]
         ),
-        ("`schedule` has tasks for 2 devices.", "['CPU:0']"),
+        ("under this schedule 2 cells take 2.", "['CPU:0']"),
     ),
     "remat_of_keras": (
         lambda: tfgpipe.GPipe([recomputed("r")], 1),
@@ -230,7 +230,7 @@ def test_constructor_lists_all_problems_before_any_work():
         "must hold Keras layers",
         "`schedule` must be one of",
         "`num_micro_batches` must be an integer",
-        "`devices` must be devices that TensorFlow lists",
+        "`devices` must be different devices that TensorFlow lists",
         "`remat` must be one of",
         "`layers_per_cell` must",
     ):

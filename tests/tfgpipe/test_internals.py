@@ -211,54 +211,6 @@ def test_storage_is_watched_as_the_variable_was_made():
     assert internals.is_trained(made[0].kernel)
 
 
-def test_scope_stands_for_storage_in_scopes_and_to_tapes():
-    a, b = keras.Variable([1.0, 2.0]), keras.Variable([3.0])
-    frozen = keras.Variable([4.0], trainable=False)
-    values = [tf.constant(v) for v in ([5.0, 6.0], [7.0], [8.0])]
-    scope = internals.ReadingScope([*zip([a, b, frozen], values, strict=True)])
-    with scope, keras.StatelessScope([(b, tf.constant([9.0]))]):
-        with tf.GradientTape() as tape:
-            product = tf.reduce_sum(a * a * b * frozen)
-        assert tape.watched_variables() == (a,)
-        da, dfrozen = tape.gradient(product, [a, frozen])
-        with pytest.raises(AttributeError, match="handle"):
-            _ = b.handle
-    np.testing.assert_array_equal(da, 2 * 9 * 8 * values[0])
-    assert dfrozen is None
-    assert a.handle is a.value.handle
-    np.testing.assert_array_equal(a.value, [1.0, 2.0])
-
-
-def test_variables_without_storage_are_known_to_tapes():
-    layer = kl.Dense(3)
-    with internals.deferred_variables():
-        layer.build((None, 2))
-
-        @tf.function
-        def differentiate(x):
-            with tf.GradientTape() as tape:
-                y = layer(x)
-            return tape.gradient(y, layer.kernel)
-
-        spec = tf.TensorSpec((None, 2))
-        graph = differentiate.get_concrete_function(spec).graph
-        assert graph.outputs[0].shape == (2, 3)
-    assert not internals.is_created(layer.kernel)
-
-
-def test_storage_is_read_by_python_as_something_else():
-    a, b = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0])
-    value = tf.constant([[5.0, 6.0]])
-    with internals.reading_storage(lambda v: value if v is a else None):
-        np.testing.assert_array_equal(a + 1.0, value + 1.0)
-        np.testing.assert_array_equal(tf.gather(a, [0]), value)
-        np.testing.assert_array_equal(tf.gather_nd(a, [[0]]), value)
-        np.testing.assert_array_equal(b.read_value(), [3.0])
-        with internals.reading_storage(lambda v: None):
-            np.testing.assert_array_equal(a.value(), value)
-    np.testing.assert_array_equal(a, [[1.0, 2.0]])
-
-
 def test_storage_knows_its_variable():
     variable, other = keras.Variable([1.0]), keras.Variable([1.0])
     internals.note_variable(variable)
@@ -312,10 +264,7 @@ def test_tapes_record_unless_they_shall_not():
         with internals.not_recording():
             assert not internals.tapes_are_recording()
             result = variable * 2.0
-        told = keras.Variable([1.0])
-        internals.tell_tapes(told)
     assert tape.gradient(result, variable) is None
-    assert tape.watched_variables() == (told,)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function])

@@ -224,6 +224,7 @@ def _check_captured(traced: TracedModel) -> None:
                 f"by itself, by {', '.join(kinds)}, from which a pipeline gets "
                 "no gradient, and no new value at the end of the mini-batch. "
                 "Keep the variable, as in `self.k = layer.kernel` instead of "
-                "`layer.kernel.value`, and call its `assign`, or functions of "
+                "`layer.kernel.value`, read it outside of a `keras."
+                "StatelessScope`, and call its `assign`, or functions of "
                 "`keras.ops`."
             )

@@ -9,7 +9,6 @@ idle.
 from __future__ import annotations
 
 import bisect
-import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -38,25 +37,15 @@ def name_of(device: Any) -> Any:
     )
 
 
-def resolved(devices: Iterable[Any]) -> tuple[list[str], list[str]]:
+def resolved(devices: Sequence[Any]) -> tuple[list[str], list[str]]:
     """Returns the full names of devices, and errors."""
-    full_names: list[str] = []
-    problems: list[str] = []
-    for name in map(name_of, devices):
-        full = resolve_device(name)
-        if full is None:
-            problems.append(
-                "`devices` must be devices that TensorFlow lists: "
-                f"{all_devices()}. Received: {name!r}."
-            )
-        elif full in full_names:
-            problems.append(
-                "`devices` must be different from each other. "
-                f"Received: {name!r} more than once. Cells that share a "
-                "device do not run at the same time: use fewer cells."
-            )
-        full_names += [full] if full is not None else []
-    return full_names, problems
+    known = [full for full in map(resolve_device, devices) if full]
+    if len({*known}) == len(devices):
+        return known, []
+    return known, [
+        "`devices` must be different devices that TensorFlow lists: "
+        f"{all_devices()}. Received: devices={[*map(name_of, devices)]}."
+    ]
 
 
 def accelerators() -> list[str]:
@@ -66,40 +55,20 @@ def accelerators() -> list[str]:
 
 
 def why_no_more() -> str:
-    """Says how many devices TensorFlow sees, and why it may not see a GPU.
-
-    It speaks of GPUs where TensorFlow sees one at most, and no TPU.
-    """
-    seen = {
-        kind: len(tf.config.list_logical_devices(kind))
+    """Says how many devices TensorFlow sees, and what it needs to see GPUs."""
+    counts = {
+        f"{kind}s": len(tf.config.list_logical_devices(kind))
         for kind in ("TPU", "GPU", "CPU")
     }
-    counts = ", ".join(
-        f"{n} {kind}{'s' * (n != 1)}" for kind, n in seen.items()
-    )
-    text = f"TensorFlow sees {counts}."
-    if seen["TPU"] or seen["GPU"] > 1:
-        return text
-    listed = len(tf.config.list_physical_devices("GPU"))
+    text = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    if counts["TPUs"] or counts["GPUs"] > 1:
+        return f"TensorFlow sees {text}."
     limit = os.environ.get("CUDA_VISIBLE_DEVICES")
-    install = "`pip install 'tensorflow[and-cuda]'` installs"
-    if listed > seen["GPU"]:
-        text += (
-            f" There are {listed} GPUs, of which "
-            "`tf.config.set_visible_devices` hides some."
-        )
-    elif not tf.test.is_built_with_gpu_support():
-        text += (
-            f" This build of TensorFlow knows no GPUs: {install} one that does."
-        )
-    elif limit is not None:
-        text += f" CUDA_VISIBLE_DEVICES={limit!r} may hide others from it."
-    elif not seen["GPU"]:
-        text += (
-            " If there are GPUs, it has not found their driver, which "
-            f"`nvidia-smi` shows, or CUDA, which {install}."
-        )
-    return text
+    return (
+        f"TensorFlow sees {text}. For GPUs it needs the build of `pip install "
+        "'tensorflow[and-cuda]'`, a driver, which `nvidia-smi` shows, and "
+        f"their numbers in CUDA_VISIBLE_DEVICES, if it is set: {limit!r}."
+    )
 
 
 def all_devices() -> list[str]:
@@ -109,6 +78,7 @@ def all_devices() -> list[str]:
 
 def resolve_device(name: Any) -> str | None:
     """Returns the name by which TensorFlow lists a device, or None."""
+    name = name_of(name)
     if not isinstance(name, str):
         return None
     try:
@@ -185,129 +155,73 @@ class CellDevices:
         replica: Sequence[str] | None = None,
     ):
         self.names = None if names is None else [*map(name_of, names)]
-        self._replica = replica
-        self.devices, self.problems = self._resolved()
+        self.problems: list[str] = []
+        is_listed = names is None and replica is None
+        if replica is not None:
+            self.devices = [*replica]
+            if names is not None:
+                self.problems.append(
+                    "`devices` must be left out in the scope of a strategy, "
+                    f"which has them. Received: devices={self.names}. Pass "
+                    "them to `PipelineStrategy`."
+                )
+        elif self.names is None:
+            self.devices = accelerators()
+        else:
+            self.devices, self.problems = resolved(self.names)
         count = len(self.devices if names is None or replica else names)
         if isinstance(schedule, Schedule):
             self.num_partitions = schedule.num_cells
-            self._check_written(
-                schedule, num_partitions, num_micro_batches, count
-            )
-        elif num_partitions is None:
-            self.num_partitions = count * (CHUNKS.get(schedule, 1) or 1)
+            wanted, rule = schedule.num_devices, "this schedule"
+            for name, expected, received in (
+                ("num_partitions", schedule.num_cells, num_partitions),
+                (
+                    "num_micro_batches",
+                    schedule.num_micro_batches,
+                    num_micro_batches,
+                ),
+            ):
+                if received not in (None, expected):
+                    self.problems.append(
+                        f"`{name}` must be that of `schedule`, {expected}. "
+                        f"Received: {name}={received!r}."
+                    )
         else:
-            self.num_partitions = num_partitions
-            self._check_count(schedule, CHUNKS.get(schedule, 1), count)
-        self.is_only = (
-            len(self.devices) == 1
-            and names is None
-            and replica is None
-            and num_partitions != 1
-            and not isinstance(schedule, Schedule)
-        )
-
-    def _resolved(self) -> tuple[list[str], list[str]]:
-        """Returns the devices, and errors of their names."""
-        if self._replica is None:
-            if self.names is None:
-                return accelerators(), []
-            return resolved(self.names)
-        if self.names is None:
-            return list(self._replica), []
-        return list(self._replica), [
-            "`devices` must be those of the strategy. Received: "
-            f"devices={self.names} in the scope of a strategy with the "
-            f"devices {list(self._replica)} in its first replica. Leave them "
-            "out, or pass them to `PipelineStrategy`."
-        ]
-
-    def _check_count(
-        self, schedule: str, chunks: int | None, count: int
-    ) -> None:
-        """Compares K with the number of devices.
-
-        A device has `chunks` cells under a schedule, None for any number.
-        """
-        k = self.num_partitions
-        if chunks is None:
-            if k % count:
+            # A device has so many cells under a schedule, None for any number.
+            chunks = CHUNKS.get(schedule, 1)
+            self.num_partitions = num_partitions or count * (chunks or 1)
+            wanted, rule = count, f'schedule="{schedule}"'
+            if self.num_partitions % (chunks or count):
                 self.problems.append(
-                    "`num_partitions` must be a multiple of the number of "
-                    f'devices under schedule="{schedule}". Received: '
-                    f"num_partitions={k} and {count} devices. Change it, or "
-                    "name other `devices`."
+                    f"`num_partitions` must be a multiple of {chunks or count} "
+                    f"under {rule} on {count} devices. Received: "
+                    f"num_partitions={num_partitions}."
                 )
-        elif self._replica is not None:
-            if k != chunks * count:
-                self.problems.append(
-                    "`num_partitions` must be that of the strategy, "
-                    f"{count}{_each(chunks)}. Received: num_partitions={k}. "
-                    "Leave it out, or make a `PipelineStrategy` of as many "
-                    "devices a replica."
-                )
-        elif k % chunks:
-            self.problems.append(
-                f"`num_partitions` must be {chunks} a device under "
-                f'schedule="{schedule}". Received: num_partitions={k}. Pass '
-                f"{k + chunks - k % chunks}, or take another schedule."
-            )
-        elif self.names is None:
-            if k > chunks * count:
-                self.problems.append(
-                    "`num_partitions` must be at most the number of devices"
-                    f"{_each(chunks)}. Received: num_partitions={k} and the "
-                    f"devices {self.devices}. {why_no_more()} Ask for fewer "
-                    "cells, of a file by `tfgpipe.load_model(path, "
-                    f"num_partitions={chunks * count})`, or for "
+            elif chunks:
+                wanted = self.num_partitions // chunks
+        if wanted > count or (not is_listed and wanted != count):
+            cure = "Leave it out, or name as many devices."
+            if is_listed:
+                cure = (
+                    f"{why_no_more()} Ask for fewer cells, of a file by "
+                    "`tfgpipe.load_model(path, num_partitions=...)`, or for "
                     'schedule="interleaved" with a multiple of the devices; '
                     f"{SPLIT_CPU}."
                 )
-            self.devices = self.devices[: k // chunks]
-        elif k != chunks * count:
-            wanted = "one device a cell"
-            if chunks > 1:
-                wanted = f"one device for {chunks} cells"
             self.problems.append(
-                f"`devices` must name {wanted}. Received: devices={self.names} "
-                f"and num_partitions={k}. Pass num_partitions="
-                f"{chunks * count} for these, or name {k // chunks}."
+                f"`num_partitions` must go with the devices: under {rule} "
+                f"{self.num_partitions} cells take {wanted}. Received: "
+                f"num_partitions={num_partitions} and the devices "
+                f"{self.names or self.devices}. {cure}"
             )
-
-    def _check_written(
-        self,
-        schedule: Schedule,
-        num_partitions: int | None,
-        num_micro_batches: int | None,
-        count: int,
-    ) -> None:
-        """Compares a schedule that the user wrote with the other arguments."""
-        for name, expected, received in (
-            ("num_partitions", schedule.num_cells, num_partitions),
-            (
-                "num_micro_batches",
-                schedule.num_micro_batches,
-                num_micro_batches,
-            ),
-        ):
-            if received not in (None, expected):
-                self.problems.append(
-                    f"`{name}` must be that of `schedule`, {expected}. "
-                    f"Received: {name}={received!r}. Write the schedule for "
-                    "as many."
-                )
-        wanted = schedule.num_devices
-        is_named = self.names is not None or self._replica is not None
-        if wanted > count or (is_named and wanted != count):
-            self.problems.append(
-                f"`schedule` has tasks for {wanted} devices. Received: the "
-                f"devices {self.names or self.devices}. Write it for as many, "
-                "or name others."
-            )
-
-
-def _each(chunks: int) -> str:
-    """Says behind a number of devices that each has several cells."""
-    return "" if chunks == 1 else f", times the {chunks} cells of each"
+        self.is_only = (
+            len(self.devices) == 1
+            and is_listed
+            and num_partitions != 1
+            and not isinstance(schedule, Schedule)
+        )
+        if is_listed:
+            self.devices = self.devices[:wanted]
 
 
 class Replicas:
@@ -346,14 +260,3 @@ class Replicas:
     def micro_batches(self, r: int) -> range:
         """Returns the micro-batches of replica r."""
         return range(self._bounds[r], self._bounds[r + 1])
-
-    def normalized_at_once(self, together: bool) -> list[list[int]]:
-        """Returns groups of micro-batches, each normalised at once.
-
-        Each micro-batch by itself, or, `together`, the i-th of all replicas.
-        """
-        every = [self.micro_batches(r) for r in self.busy]
-        if not together:
-            return [[m] for micro_batches in every for m in micro_batches]
-        partners = itertools.zip_longest(*every)
-        return [[m for m in row if m is not None] for row in partners]

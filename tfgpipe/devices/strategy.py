@@ -45,8 +45,7 @@ that has one owner among replicas;
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -141,54 +140,50 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         >>> PipelineStrategy.from_strategy(mirrored, num_partitions=1)
         <PipelineStrategy num_replicas=1 num_partitions=1>
         """
-        if isinstance(strategy, _TPU):
-            return TPUPipelineStrategy.from_strategy(strategy, num_partitions)
         (num_partitions,) = checked_counts(num_partitions=num_partitions)
-        if not isinstance(strategy, _LOCAL):
+        if isinstance(strategy, _TPU):
+            assignment = internals.device_assignment(strategy)
+            has = getattr(assignment, "num_cores_per_replica", None)
+            if has != num_partitions:
+                raise ValueError(
+                    "`strategy` must be a `TPUStrategy` with a "
+                    "`DeviceAssignment` of `num_partitions` cores a replica. "
+                    f"Received: {has} of them and num_partitions="
+                    f"{num_partitions}. Or use `tfgpipe.TPUPipelineStrategy("
+                    "tfgpipe.tpu_device_assignment(topology, num_replicas, "
+                    "num_partitions))`."
+                )
+            return TPUPipelineStrategy(assignment)
+        is_local = isinstance(strategy, _LOCAL)
+        devices = [*strategy.extended.worker_devices] if is_local else []
+        if not devices or len(devices) % num_partitions:
             raise ValueError(
                 "`strategy` must be a `tf.distribute.MirroredStrategy`, "
-                "`OneDeviceStrategy` or `TPUStrategy`. Received: "
-                f"{strategy!r}. Name devices instead: `tfgpipe."
+                "`OneDeviceStrategy` or `TPUStrategy`, the number of whose "
+                f"devices `num_partitions` divides. Received: {strategy!r} "
+                f"with the devices {devices} and num_partitions="
+                f"{num_partitions}. Or name devices: `tfgpipe."
                 "PipelineStrategy(num_replicas, num_partitions, devices)`."
             )
-        devices = list(strategy.extended.worker_devices)
-        if len(devices) % num_partitions:
-            raise ValueError(
-                "`num_partitions` must divide the number of devices of the "
-                f"strategy, {len(devices)}. Received: "
-                f"num_partitions={num_partitions} and the devices {devices}. "
-                "Change it, or name the devices to use: "
-                "`tfgpipe.PipelineStrategy(num_replicas, num_partitions, "
-                "devices)`."
-            )
-        return cls(len(devices) // num_partitions, num_partitions, devices)
+        count = len(devices) // num_partitions
+        return cls(count, num_partitions, devices)
 
     def _names(self, devices: Sequence[Any] | None) -> list[str]:
         """Returns the full names of R K devices."""
         wanted = self.num_replicas * self.num_partitions
+        problems: list[str] = []
         if devices is None:
-            names = accelerators()
-            if len(names) < wanted:
-                raise ValueError(
-                    "`num_replicas` times `num_partitions` must be at most the "
-                    f"number of devices. Received: {self.num_replicas} times "
-                    f"{self.num_partitions} and the devices {names}. Ask for "
-                    f"fewer; {SPLIT_CPU}."
-                )
-            return names
-        if isinstance(devices, str) or not isinstance(devices, Iterable):
-            raise ValueError(
-                "`devices` must be a list of names. "
-                f"Received: devices={devices!r}."
-            )
-        names, problems = resolved(devices := list(devices))
-        if len(devices) != wanted:
-            problems.append(
-                "`devices` must name `num_replicas` times "
-                f"`num_partitions` devices, {wanted}. Received: "
-                f"{len(devices)}, devices={devices}. Name the devices of "
-                "the first replica, then those of the second, and so on."
-            )
+            names = accelerators()[:wanted]
+        else:
+            names, problems = resolved([*devices])
+        if len(names) != wanted and not problems:
+            problems = [
+                "`devices` must be `num_replicas` times `num_partitions`, "
+                f"{self.num_replicas} times {self.num_partitions}. Received: "
+                f"{len(names)}, {names}. Name those of the first replica, then "
+                f"those of the second, and so on; or ask for fewer; {SPLIT_CPU}"
+                "."
+            ]
         if problems:
             raise ValueError("\n".join(problems))
         return names
@@ -212,7 +207,7 @@ class TPUPipelineStrategy(PipelineStrategy):
         device_assignment: The same.
 
     Raises:
-        ValueError: If it is none, or TensorFlow does not list its cores.
+        ValueError: If TensorFlow does not list its cores.
 
     See `PipelineStrategy` for the rest. Not run on a TPU so far.
 
@@ -228,15 +223,6 @@ class TPUPipelineStrategy(PipelineStrategy):
     """
 
     def __init__(self, device_assignment: Any):
-        if not isinstance(
-            device_assignment, tf.tpu.experimental.DeviceAssignment
-        ):
-            raise ValueError(
-                "`device_assignment` must be a "
-                "`tf.tpu.experimental.DeviceAssignment`. Received: "
-                f"device_assignment={device_assignment!r}. Make one with "
-                "`tfgpipe.tpu_device_assignment`."
-            )
         self.device_assignment = device_assignment
         num_replicas = device_assignment.num_replicas
         num_partitions = device_assignment.num_cores_per_replica
@@ -249,43 +235,6 @@ class TPUPipelineStrategy(PipelineStrategy):
                 for k in range(num_partitions)
             ],
         )
-
-    @classmethod
-    def from_strategy(
-        cls, strategy: tf.distribute.Strategy, num_partitions: int
-    ) -> PipelineStrategy:
-        """Pipelines on the cores of a `tf.distribute.TPUStrategy`.
-
-        Args:
-            strategy: A `TPUStrategy` that was made with a `DeviceAssignment` of
-                K logical cores a replica, which becomes that of this strategy.
-            num_partitions: K, at least 1.
-
-        Raises:
-            ValueError: If it is another strategy, or has no such assignment.
-                Without one it does not say how its cores lie in the TPU.
-        """
-        (num_partitions,) = checked_counts(num_partitions=num_partitions)
-        if not isinstance(strategy, _TPU):
-            raise ValueError(
-                "`strategy` must be a `tf.distribute.TPUStrategy`. Received: "
-                f"{strategy!r}. For strategies of other devices, use "
-                "`tfgpipe.PipelineStrategy.from_strategy`."
-            )
-        assignment = internals.device_assignment(strategy)
-        has = None if assignment is None else assignment.num_cores_per_replica
-        if has != num_partitions:
-            raise ValueError(
-                "`strategy` must be a `TPUStrategy` with a `DeviceAssignment` "
-                f"of `num_partitions` cores a replica, {num_partitions}. "
-                "Received: a strategy with "
-                + (f"one of {has}. " if has else "none. ")
-                + "Pass the topology that "
-                "`tf.tpu.experimental.initialize_tpu_system` has returned: "
-                "`tfgpipe.TPUPipelineStrategy(tfgpipe.tpu_device_assignment("
-                f"topology, num_replicas, num_partitions={num_partitions}))`."
-            )
-        return cls(assignment)
 
 
 def any_current() -> tf.distribute.Strategy | None:
@@ -305,8 +254,7 @@ def current() -> PipelineStrategy | None:
         raise ValueError(
             "A `GPipe` must be made in the scope of a "
             "`tfgpipe.PipelineStrategy`, or of no `tf.distribute` strategy. "
-            f"Received: the scope of {strategy}. "
-            f"{instead_of(strategy)}"
+            f"Received: the scope of {strategy}. {INSTEAD}"
         )
     return strategy
 
@@ -316,31 +264,22 @@ _LOCAL = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 _TPU = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
 
 
-def instead_of(strategy: tf.distribute.Strategy) -> str:
-    """Says in a sentence what replaces a strategy."""
-    if isinstance(strategy, (*_LOCAL, *_TPU)):
-        return (
-            "For replicas of a pipeline of K cells on its devices, make the "
-            "model in the `scope()` of `tfgpipe.PipelineStrategy.from_strategy("
-            "strategy, num_partitions=K)`."
-        )
-    return (
-        "For replicas of a pipeline, make the model in the `scope()` of a "
-        "`tfgpipe.PipelineStrategy(num_replicas, num_partitions)`."
-    )
+# What replaces another strategy.
+INSTEAD = (
+    "For replicas of a pipeline, make the model in the `scope()` of a "
+    "`tfgpipe.PipelineStrategy(num_replicas, num_partitions)`, or of "
+    "`tfgpipe.PipelineStrategy.from_strategy(strategy, num_partitions)`."
+)
 
 
 # ------------------------------------------------------------------------ TPUs
-_RETRY = 1.0  # seconds
-
-
 def connect_to_tpu(tpu: str = "local", timeout: float = 60.0) -> Any:
     """Connects to a TPU and starts it. To be called once, before all else.
 
     Args:
         tpu: "local" on a TPU VM; else the name of a TPU that Google Cloud
             knows, or the address of its first host, grpc://host:port.
-        timeout: Seconds to wait for the TPU's hosts.
+        timeout: Seconds to wait for an answer of each of the TPU's hosts.
 
     Returns:
         The `tf.tpu.experimental.Topology`.
@@ -382,27 +321,11 @@ def connect_to_tpu(tpu: str = "local", timeout: float = 60.0) -> Any:
 
 
 def _await_hosts(cluster: tf.train.ClusterSpec, timeout: float) -> None:
-    """Waits until something listens at all addresses.
-
-    Raises:
-        ConnectionError: If something does not in time.
-    """
-    until = time.monotonic() + timeout
+    """Raises an OSError if nothing listens at an address."""
     for job in cluster.jobs:
         for address in cluster.job_tasks(job):
             host, _, port = address.rpartition(":")
-            while True:
-                try:
-                    left = max(_RETRY, until - time.monotonic())
-                    socket.create_connection((host, int(port)), left).close()
-                    break
-                except OSError as error:
-                    if time.monotonic() + _RETRY > until:
-                        raise ConnectionError(
-                            f"No answer from {address} in {timeout:g} "
-                            f"seconds: {error}."
-                        ) from error
-                    time.sleep(_RETRY)
+            socket.create_connection((host, int(port)), timeout).close()
 
 
 def tpu_device_assignment(
@@ -420,8 +343,8 @@ def tpu_device_assignment(
         cores each.
 
     Raises:
-        ValueError: If it is no topology, a number is out of range, or there
-            are not so many cores.
+        ValueError: If a number is out of range, or there are not so many
+            cores.
 
     Example:
 
@@ -433,11 +356,6 @@ def tpu_device_assignment(
     >>> assignment.tpu_device(replica=0, logical_core=1)
     '/task:0/device:TPU:1'
     """
-    if not isinstance(topology, tf.tpu.experimental.Topology):
-        raise ValueError(
-            "`topology` must be a `tf.tpu.experimental.Topology`. Received: "
-            f"topology={topology!r}. Pass what `connect_to_tpu` returned."
-        )
     num_replicas, num_partitions = checked_counts(
         num_replicas=num_replicas, num_partitions=num_partitions
     )

@@ -34,8 +34,6 @@ from tfgpipe.internals.tensorflow import (
     Replaceable,
     current_graph,
     move_storage,
-    reading_storage,
-    tell_tapes,
 )
 
 # What `keras.tree` walks: a tensor, spec or array, or tuples, lists and dicts
@@ -56,8 +54,6 @@ METHODS_OF_STEPS = frozenset(
 )
 
 
-_value = Replaceable(keras.Variable, "value")
-_handle = Replaceable(keras.Variable, "handle")
 _layer_call = Replaceable(keras.layers.Layer, "__call__")
 _operation_call = Replaceable(keras.Operation, "__call__")
 _allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
@@ -100,77 +96,7 @@ reduce_weighted_values = _loss.reduce_weighted_values
 
 
 # --------------------------------------------------------------------- scopes
-class ReadingScope(keras.StatelessScope):
-    """A scope whose values stand for storage, to all that runs in it.
-
-    In Keras, a scope inside reads storage where it has no value of its own, and
-    a tape has no name for a value. Here both find those of this scope:
-
-        with keras.StatelessScope(...): self.w    the value that this scope has
-        self.kept = self.w.value                  the same, when it is read
-        tape.gradient(loss, self.w)               what `handle_of` returns
-
-    Attributes:
-        is_telling: Whether a tape asks, to watch a variable that is read.
-    """
-
-    is_telling = False
-
-    def __enter__(self) -> Any:
-        self._outer = _value.current, _handle.current
-        self._entered = contextlib.ExitStack()
-        self._entered.enter_context(_value.by(self._read))
-        self._entered.enter_context(_handle.by(self._handle))
-        self._entered.enter_context(reading_storage(self._read_storage))
-        return super().__enter__()
-
-    def __exit__(self, *args: object, **kwargs: object) -> None:
-        super().__exit__(*args, **kwargs)
-        self._entered.close()
-
-    def handle_of(self, variable: keras.Variable) -> tf.Tensor | None:
-        """By what tapes know a variable: a tensor; or None for its storage."""
-        return self.get_current_value(variable)
-
-    def _read(self, variable: keras.Variable) -> tf.Tensor:
-        """Called where a variable is read."""
-        value = self._inner(variable)
-        if value is None:
-            value = self._own(variable)
-        if value is None:
-            return self._outer[0](variable)
-        return variable._maybe_autocast(value)
-
-    def _read_storage(self, storage: tf.Variable) -> tf.Tensor | None:
-        """Called where the `tf.Variable` of a variable is read."""
-        variable = variable_of(storage.handle)
-        return None if variable is None else self._own(variable)
-
-    def _own(self, variable: keras.Variable) -> tf.Tensor | None:
-        """The value that this scope has, or None; tapes are told of it."""
-        if is_watched(variable):
-            with replaced(self, "is_telling", True):
-                tell_tapes(variable)
-        return self.get_current_value(variable)
-
-    def _handle(self, variable: keras.Variable) -> tf.Tensor:
-        """Called where a tape is asked of a variable, or told of it."""
-        if self._inner(variable) is not None:
-            return _handle.original(variable)
-        handle = self.handle_of(variable)
-        if handle is None and is_created(variable):
-            return storage(variable).handle
-        return self._outer[1](variable) if handle is None else handle
-
-    def _inner(self, variable: keras.Variable) -> tf.Tensor | None:
-        """The value that a scope inside this one has, or None."""
-        scope = _global_state.get_global_attribute("stateless_scope")
-        if scope in (None, self) or isinstance(scope, ReadingScope):
-            return None
-        return scope.get_current_value(variable)
-
-
-class _StartScope(ReadingScope):
+class _StartScope(keras.StatelessScope):
     """Has variables without storage read, in a graph, as one start value."""
 
     def __init__(self, **kwargs: object):

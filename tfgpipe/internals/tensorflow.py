@@ -46,7 +46,6 @@ from tensorflow.python.framework.function_def_to_graph import (
 )
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
-from tensorflow.python.ops import resource_variable_ops as _variable_ops
 from tensorflow.python.ops import stateful_random_ops as _random_ops
 from tensorflow.python.ops.control_flow_util import (
     GraphOrParentsInXlaContext as _in_xla_context,
@@ -124,9 +123,6 @@ class Replaceable:
 _function_call = Replaceable(_Function, "__call__")
 _record_gradient = Replaceable(_execute, "record_gradient")
 _record_operation = Replaceable(_record, "record_operation")
-_read = Replaceable(_variable_ops.BaseResourceVariable, "_read_variable_op")
-_gather = Replaceable(_variable_ops.BaseResourceVariable, "sparse_read")
-_gather_nd = Replaceable(_variable_ops.BaseResourceVariable, "gather_nd")
 
 
 # --------------------------------------------------------------- tf.functions
@@ -349,8 +345,6 @@ def captures_of_strangers(graph: tf.Graph) -> list[tf.Tensor]:
     return [t for t, _ in graph.captures if graph_of(t) not in around]
 
 
-# Has tapes that watch what is read watch the `handle` of a variable, as of now.
-tell_tapes = _pywrap_tfe.TFE_Py_TapeVariableAccessed
 # Returns whether a gradient tape records what is computed now.
 tapes_are_recording = _record.could_possibly_record
 # Inside, no gradient tape records, nor one that is made there.
@@ -371,7 +365,7 @@ def refuse_tapes(
     """
     variables = [s for s in sources if isinstance(s, tf.Variable)]
     for variable in variables:
-        tell_tapes(variable)
+        _pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
     tensors = [s.handle if isinstance(s, tf.Variable) else s for s in sources]
     _record.record_operation("Refused", [*results], tensors, refuse)
 
@@ -392,29 +386,6 @@ def in_custom_gradient(thing: object) -> bool:
 
 
 # ------------------------------------------------------------------- variables
-@contextlib.contextmanager
-def reading_storage(of: Callable[[tf.Variable], tf.Tensor]) -> Iterator[None]:
-    """Inside, Python reads of variables what a function returns, if any."""
-
-    def instead(function: Replaceable, made_of: Callable) -> Any:
-        outer = function.current
-
-        def read(variable: Any, *args: object, **kwargs: object) -> Any:
-            value = of(variable)
-            if value is None:
-                return outer(variable, *args, **kwargs)
-            return made_of(value, *args, **kwargs)
-
-        return function.by(read)
-
-    with (
-        instead(_read, lambda value, no_copy=False: value),
-        instead(_gather, tf.gather),
-        instead(_gather_nd, tf.gather_nd),
-    ):
-        yield
-
-
 @contextlib.contextmanager
 def restoring(handles: Sequence[tf.Tensor]) -> Iterator[None]:
     """Afterwards, variables have the values that they had before.

@@ -336,7 +336,7 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
                 "scope it was made, or of none. Received: the scope of "
                 f"{strategy}, and a model that was made in {made_in}. Leave "
                 "the scope, and do without the strategy's `run`. "
-                f"{strategy_lib.instead_of(strategy)}"
+                f"{strategy_lib.INSTEAD}"
             )
 
     def prepare(

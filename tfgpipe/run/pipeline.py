@@ -120,7 +120,6 @@ class Pipeline:
             {id(v) for v in batch.call.metric_state},
             batch.replicas,
             batch.micro_batches,
-            batch.synchronizes,
         )
         self._weights = Weights(batch, tasks, self.chain)
         self._left = collections.deque(program.turns)

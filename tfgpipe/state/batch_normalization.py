@@ -20,12 +20,6 @@ is its own derivative, in the backward pass: every replica receives the sum, so
 every replica sends back a gradient for it. `graphs/cut.py` cuts the graph
 there, and `run/chain.py` adds up. Nothing else knows of it.
 
-The user is warned of a batch normalisation of single values. With one row in a
-micro-batch, and one value of a channel in a row, the variance is 0: the output
-is `beta` whatever the input, and no gradient goes back. So does plain Keras
-with one row, but users do not see the rows of micro-batches. If the number of
-values is known only when a step runs, the step itself warns.
-
 Limits: masks are not looked at, nor axes whose length is unknown while tracing.
 
 References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
@@ -36,8 +30,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,8 +42,7 @@ from tfgpipe.graphs import sum_over_replicas
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.state.rules import sum_of
 
-# Of one call of a layer: mean, variance, count (None without a mask), and what
-# `count_of_few` returned.
+# Of one call of a layer: mean, variance, and count: None without a mask.
 CallMoments = tuple[Any, ...]
 # Numbers (a, b): a statistic becomes old * a + new * b.
 Rule = tuple[Any, Any]
@@ -121,8 +112,7 @@ class MovingStatistics:
         count = None
         if mask is not None:
             count = tf.reduce_sum(tf.cast(mask, mean.dtype))
-        few = count_of_few(layer, inputs) if mask is None else None
-        self.moments[id(layer)].append((mean, variance, count, few))
+        self.moments[id(layer)].append((mean, variance, count))
         self.rules[id(layer)].append([_KEPT, _KEPT])
 
     def assign(
@@ -257,74 +247,6 @@ def moments_over_replicas(
     return mean, tf.maximum(variance, 0)
 
 
-_warned: weakref.WeakSet[keras.layers.Layer] = weakref.WeakSet()
-
-
-def count_of_few(
-    layer: keras.layers.BatchNormalization, inputs: tf.Tensor
-) -> tf.Tensor | None:
-    """Returns the number of values of a channel, or None if surely several."""
-    channels = layer.axis % inputs.shape.rank
-    rows, *others = [n for i, n in enumerate(inputs.shape) if i != channels]
-    if rows not in (None, 1) or any(n != 1 for n in others):
-        return None
-    return tf.shape(inputs)[0]
-
-
-def are_single(
-    counts: Sequence[Sequence[tf.Tensor | None]],
-    groups: Sequence[Sequence[int]],
-    micro_batches: MicroBatches,
-) -> tf.Tensor | None:
-    """Returns whether a layer sees single values; None if surely not.
-
-    `counts` are the results of `count_of_few` of each micro-batch and call.
-    The layer takes moments of `groups` of micro-batches.
-    """
-    found = []
-    for group in groups:
-        for call in zip(*(counts[m] for m in group)):
-            if None not in call:
-                known = [
-                    micro_batches.select(m, n, 0) for m, n in zip(group, call)
-                ]
-                found.append(tf.equal(tf.add_n(known), 1))
-    return tf.reduce_any(tf.stack(found)) if found else None
-
-
-def warn_of_single_values(
-    looked_at: Sequence[tuple[keras.layers.Layer, tf.Tensor]],
-    micro_batches: MicroBatches,
-) -> None:
-    """Has a step warn of each layer once, by what `are_single` returned."""
-    told = [pair for pair in looked_at if pair[0] not in _warned]
-    if not told:
-        return
-
-    def warn(are_single: np.ndarray, rows: int) -> None:
-        count = min(rows, micro_batches.count)
-        for (layer, _), is_single in zip(told, are_single):
-            # One row is normalised so in plain Keras, too.
-            if is_single and rows > 1 and layer not in _warned:
-                _warned.add(layer)
-                warnings.warn(
-                    f"Layer '{layer.name}' normalises single values: a mini-"
-                    f"batch of {rows} rows in {count} micro-batches has "
-                    "micro-batches of one row. Its output for them is `beta`, "
-                    "whatever its input, and they do not train the layers "
-                    "before it. Pass a smaller `num_micro_batches`, or make "
-                    "mini-batches larger, of at least two rows a micro-batch; "
-                    "if only the last one of an epoch is smaller, drop it.",
-                    stacklevel=1,
-                )
-
-    with tf.device(None):  # Python runs here
-        flags = tf.stack([is_single for _, is_single in told])
-        rows = tf.convert_to_tensor(micro_batches.num_rows)
-        op = tf.numpy_function(warn, [flags, rows], [])
-        internals.run_independently(op)
-
-
 _SAME = {"EnsureShape", "Identity", "StopGradient"}
 
 _PRODUCTS = {"Mul", "MulNoNan"}
@@ -422,7 +344,7 @@ def combine_moments(
     moments: Sequence[CallMoments], micro_batches: MicroBatches
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance of a mini-batch, by micro-batches."""
-    means, variances, unmasked, _ = zip(*moments)
+    means, variances, unmasked = zip(*moments)
     if len(moments) == 1:
         return means[0], variances[0]
     counts = []

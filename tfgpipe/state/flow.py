@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import keras
 import tensorflow as tf
@@ -11,10 +11,7 @@ from tfgpipe.devices import Replicas, placement
 from tfgpipe.graphs import Part, TracedModel, Values
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.state.batch_normalization import (
-    are_single,
-    is_synchronized,
     moving_statistics,
-    warn_of_single_values,
 )
 from tfgpipe.state.rules import (
     advance_seed,
@@ -40,7 +37,6 @@ class StateFlow:
         metric_state: Collection[int],
         replicas: Replicas,
         micro_batches: MicroBatches,
-        is_synchronized: Callable[[int], bool],
     ):
         self._traced = traced
         self._metric_state = metric_state
@@ -49,7 +45,6 @@ class StateFlow:
         ]
         self._replicas = replicas
         self._micro_batches = micro_batches
-        self._is_synchronized = is_synchronized
         self.assigned_values: list[tuple[keras.Variable, tf.Tensor]] = []
         self._is_assigned = False
         self._read = {tensor.ref(): v for v, tensor in traced.state}
@@ -196,7 +191,6 @@ class StateFlow:
 
     def _assign_normalizations(self, values: Sequence[Values]) -> None:
         traced, micro_batches = self._traced, self._micro_batches
-        looked_at = []
         for layer, tensors, rules in zip(
             traced.normalizations, traced.moments, traced.rules
         ):
@@ -211,19 +205,10 @@ class StateFlow:
                     )
                     for v in values
                 ]
-                together = is_synchronized(layer) and self._is_synchronized(
-                    self._first_cells.get(id(statistics[0]), 0)
-                )
-                counts = [[few for *_, few in calls] for calls in moments]
-                groups = self._replicas.normalized_at_once(together)
-                is_single = are_single(counts, groups, micro_batches)
-                if is_single is not None:
-                    looked_at.append((layer, is_single))
                 initial = [self._initial_value(v) for v in statistics]
                 new = moving_statistics(rules, initial, moments, micro_batches)
                 for variable, value in zip(statistics, new):
                     self._assign(variable, value)
-        warn_of_single_values(looked_at, micro_batches)
 
     def _check_metrics(self, parts: Sequence[Part]) -> None:
         """Refuses metrics that several cells update, in turn."""

@@ -47,7 +47,7 @@ class Use(NamedTuple):
         return value if self.piece is None else self.piece.columns_of(value)
 
 
-class ModelScope(internals.ReadingScope):
+class ModelScope(keras.StatelessScope):
     """Runs a model on placeholders of its variables, and notes new values.
 
     A variable gets a placeholder when it is read first; a trained or sent one
@@ -99,7 +99,6 @@ class ModelScope(internals.ReadingScope):
         self._use_of: dict[int, Use] = {}  # by the id, in the last section
         self._assigned: dict[int, keras.Variable] = {}
         self._new_weights: dict[int, tf.Tensor] = {}
-        self._handles: dict[int, tf.Tensor] = {}
         self._pieces: Mapping[int, Piece] = {}
 
     def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
@@ -150,7 +149,6 @@ class ModelScope(internals.ReadingScope):
             self._tape.watch(use.tensor)
         self.uses.append(use)
         self._use_of[key] = use
-        self._handles.pop(key, None)
         new = self._new_weights.get(key)
         self.state_mapping[key] = (
             use.tensor
@@ -168,26 +166,7 @@ class ModelScope(internals.ReadingScope):
         is_new = key in self._assigned and key not in self._use_of
         if is_new and is_continuous(value):
             value = tf.stop_gradient(value)  # as in Keras, at the variable
-        if key not in self._handles:
-            return value
-        handle = self._handles[key]
-        is_given = key not in self._assigned
-        return handle if is_given else _with_value(handle, value)
-
-    def handle_of(self, variable: keras.Variable) -> tf.Tensor:
-        """Returns the tensor by which tapes inside a layer know a variable.
-
-        If one watches it, a new tensor, which is read from then on: values that
-        were read before the tape are constant to it.
-        """
-        self._know(variable)
-        key = id(variable)
-        use = self._use_of.get(key)
-        given = use.tensor if use is not None else self.given[key][1]
-        if self.is_telling and key not in self._handles:
-            with self._graph.as_default():  # wherever the layer is now
-                self._handles[key] = tf.identity(given)
-        return self._handles.get(key, given)
+        return value
 
     def _check_read(self, variable: keras.Variable) -> None:
         """Refuses reads whose gradient would be lost; notes late ones."""

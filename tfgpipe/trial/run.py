@@ -208,7 +208,7 @@ class Run:
     ) -> dict[str, tf.Tensor]:
         """Returns a metric's results, with the values that it has now."""
         made = self._made[place]
-        with internals.ReadingScope([(v, made[t.ref()]) for v, t in self._new]):
+        with keras.StatelessScope([(v, made[t.ref()]) for v, t in self._new]):
             return {
                 f"{metric.name}.{i}": tf.convert_to_tensor(result)
                 for i, result in enumerate(tree.flatten(metric.result()))

@@ -7,7 +7,6 @@ there. So everything runs, but not on the TPU's own kernels.
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from fabricated_tpu import TPUS, list_cores, tensorflows_strategy
 from graphs import called, is_task, operations, step_graph, tasks, types
 from keras import layers as kl
@@ -124,8 +123,8 @@ def test_assignment_of_tensorflows_strategy_is_taken_over(eight_cores, cls):
 @pytest.mark.parametrize(
     ("assignment", "received"),
     [
-        (None, "with none"),
-        (tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3), "with one of 3"),
+        (None, "None of them"),
+        (tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3), "3 of them"),
     ],
 )
 def test_strategy_that_does_not_say_which_cores_are_neighbours_is_refused(
@@ -137,7 +136,7 @@ def test_strategy_that_does_not_say_which_cores_are_neighbours_is_refused(
         )
     assert (
         "`tfgpipe.TPUPipelineStrategy(tfgpipe.tpu_device_assignment(topology, "
-        "num_replicas, num_partitions=2))`"
+        "num_replicas, num_partitions))`"
     ) in str(raised.value)
 
 
@@ -153,20 +152,6 @@ def test_model_in_the_scope_of_tensorflows_strategy_is_refused(eight_cores):
     ("make", "message"),
     [
         (lambda: on_tpu(1, 2), r"lists.*'/task:0/device:TPU:0'"),
-        (
-            lambda: tfgpipe.TPUPipelineStrategy([4, 2]),
-            r"Received: device_assignment=\[4",
-        ),
-        (
-            lambda: tfgpipe.tpu_device_assignment(None, 1, 1),
-            "Received: topology=None",
-        ),
-        (
-            lambda: tfgpipe.TPUPipelineStrategy.from_strategy(
-                tf.distribute.MirroredStrategy(["CPU:0"]), 1
-            ),
-            r"PipelineStrategy\.from_strategy",
-        ),
     ],
 )
 def test_what_is_of_no_tpu_is_refused(make, message):
@@ -276,5 +261,5 @@ def test_host_without_a_tpu_says_so():
 
 
 def test_tpu_that_does_not_answer_is_waited_for_no_longer_than_asked():
-    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1 in 0\.1 seconds"):
+    with pytest.raises(ValueError, match=r"tpu='grpc.*refused"):
         tfgpipe.connect_to_tpu("grpc://127.0.0.1:1", timeout=0.1)

@@ -711,7 +711,7 @@ def lonely(use, *args, **kwargs):
 def test_only_device_is_told_of_in_the_first_fit(one_device):
     (message,) = lonely(train, num_micro_batches=4)
     assert "'/device:CPU:0' trains all layers, and 4 micro-batches" in message
-    assert "TensorFlow sees 0 TPUs, 0 GPUs, 1 CPU. CUDA_VISIBLE" in message
+    assert "TensorFlow sees 0 TPUs, 0 GPUs, 1 CPUs. For GPUs" in message
     assert "Pass num_partitions=1 if you want that" in message
     (message,) = lonely(train, 2, 4, schedule="interleaved")
     assert "at least 2 devices, by num_micro_batches=4" in message

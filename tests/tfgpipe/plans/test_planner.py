@@ -162,7 +162,7 @@ def test_table_has_a_line_for_each_choice():
         ({"layers": [kl.Dense(3)], "inputs": (8,)}, "must hold `keras.Input`s"),
         ({"setting": {"chunks": 4}}, "`setting` must be a dict with some of"),
         ({"setting": {"schedule": "auto"}}, "`schedule` must be one of"),
-        ({"setting": {"num_partitions": 9}}, "must be that of the strategy"),
+        ({"setting": {"num_partitions": 9}}, "must go with the devices"),
         ({"setting": {"num_micro_batches": 64}}, "at most the rows of a mini"),
         ({"setting": {}, "num_replicas": None}, "with which nothing is chosen"),
         ({"batch_size": 2, "num_replicas": 4}, "at least the number of replic"),
