@@ -9,8 +9,7 @@ is exact: all is computed in integers, as long as they need to be.
    bound can be met if filling cell after cell up to it takes at most K cells.
 2. The smallest sum of squared cell costs is found cell by cell: the best cut of
    the first j layers into k cells ends with a cell that starts at some i, after
-   the best cut of the first i layers into k - 1 cells. The best start never
-   moves back as j grows: the middle j's halves the starts for all others.
+   the best cut of the first i layers into k - 1 cells.
 
 With costs that are not whole numbers, two largest cells that differ by less
 than one part in 2**40 count as equal: 0.1 + 0.2 is not 0.3.
@@ -21,11 +20,8 @@ those, the one whose cells vary least. A byte costs more than all squares
 together, and where no cell had better begin, as in the middle of a block that
 is repeated, that counts as more than all bytes.
 
-References:
-    * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2: the
-      objective.
-    * [Galil and Park, 1992](https://doi.org/10.1016/0304-3975(92)90135-3):
-      dynamic programming under the quadrangle inequality.
+Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2,
+has the objective.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ import math
 import numbers
 from collections.abc import Collection, Sequence
 
-from tfgpipe.checks import as_count, as_integer, is_amount
+from tfgpipe.checks import as_count, is_amount
 
 
 def partition(costs: Sequence[float], num_partitions: int) -> list[int]:
@@ -57,9 +53,8 @@ def partition(costs: Sequence[float], num_partitions: int) -> list[int]:
         positive, with sum `len(costs)`.
 
     Raises:
-        ValueError: If `costs` is empty or holds something else than finite
-            non-negative numbers (all of them are listed), or if there would be
-            an empty cell.
+        ValueError: If `costs` holds something else than finite non-negative
+            numbers, or if there would be an empty cell.
 
     Example:
 
@@ -69,11 +64,6 @@ def partition(costs: Sequence[float], num_partitions: int) -> list[int]:
     [3, 2]
     """
     count = as_count(num_partitions)
-    if len(costs) == 0:
-        raise ValueError(
-            "`costs` must hold the cost of at least one layer. Received: an "
-            "empty list."
-        )
     if count is None or count > len(costs):
         raise ValueError(
             "`num_partitions` must be a whole number of cells, none of them "
@@ -126,31 +116,15 @@ def _cut(
     crossing: Sequence[int] | None = None,
 ) -> list[int]:
     """Returns the layers of each cell; `crossing` as for `cut_graph`."""
-    whole, is_rounded = _whole_numbers(costs)
-    ends = [*itertools.accumulate(whole, initial=0)]  # ends[i]: the first i
-    bound = _smallest_bound(ends, max(whole), num_partitions)
-    if crossing is not None:
-        bound += bound // SLACK
-    elif is_rounded:
-        bound += bound >> 40
-    crossing = [*(crossing or [0] * len(whole)), 0]
-    cuts = _least_squares(ends, bound, num_partitions, crossing)
-    return [b - a for a, b in itertools.pairwise(cuts)]
-
-
-def _whole_numbers(costs: Sequence[float]) -> tuple[list[int], bool]:
-    """Scales costs to integers, exactly. Also: were there fractions."""
     bad = [
         f"layer {i}: {cost!r}"
         for i, cost in enumerate(costs)
-        # An integer may be larger than any float.
-        if not is_amount(cost) and (as_integer(cost) or -1) < 0
+        if not is_amount(cost)
     ]
     if bad:
         raise ValueError(
             "`costs` must be finite numbers that are not negative. "
-            f"Received: {'; '.join(bad)}. "
-            "Give every layer a cost in the same unit; 0 if it is negligible."
+            f"Received: {'; '.join(bad)}."
         )
     ratios = [
         fractions.Fraction(
@@ -159,7 +133,16 @@ def _whole_numbers(costs: Sequence[float]) -> tuple[list[int], bool]:
         for cost in costs
     ]
     scale = math.lcm(*(ratio.denominator for ratio in ratios))
-    return [int(ratio * scale) for ratio in ratios], scale > 1
+    whole = [int(ratio * scale) for ratio in ratios]
+    ends = [*itertools.accumulate(whole, initial=0)]  # ends[i]: the first i
+    bound = _smallest_bound(ends, max(whole), num_partitions)
+    if crossing is not None:
+        bound += bound // SLACK
+    elif scale > 1:  # they are rounded
+        bound += bound >> 40
+    crossing = [*(crossing or [0] * len(whole)), 0]
+    cuts = _least_squares(ends, bound, num_partitions, crossing)
+    return [b - a for a, b in itertools.pairwise(cuts)]
 
 
 def _smallest_bound(
@@ -192,38 +175,32 @@ def _least_squares(
     Returns:
         Where the cells start, and the end: `num_partitions` + 1 positions.
     """
-    num_layers = len(ends) - 1
     # Every layer costs one more, and all else so much that this only decides
     # between equal sums. It also makes all costs positive.
-    factor = 2 * (ends[-1] + 1) * (num_layers + 1)
+    factor = 2 * (ends[-1] + 1) * len(ends)
     sums = [factor * end + index for index, end in enumerate(ends)]
     byte = sums[-1] ** 2 + 1  # more than any sum of squares
-    best: dict[int, tuple[int, int]] = {0: (0, 0)}  # by end: price, start
-    before: list[dict[int, tuple[int, int]]] = []
-
-    def fill(first: int, last: int, low: int, high: int) -> None:
-        """Finds the best start, from low to high, for ends first to last."""
-        if first > last:
-            return
-        end = (first + last) // 2
-        earliest = max(low, bisect.bisect_left(ends, ends[end] - bound))
-        price, start = min(
-            (before[-1][start][0] + (sums[end] - sums[start]) ** 2, -start)
-            for start in range(earliest, min(high, end - 1) + 1)
-        )
-        best[end] = price + byte * crossing[end], -start
-        fill(first, end - 1, low, -start)
-        fill(end + 1, last, -start, high)
-
-    for k in range(1, num_partitions + 1):
-        before.append(best)
-        low, high = min(best), max(best)
-        reach = bisect.bisect_right(ends, ends[high] + bound) - 1
-        best = {}
-        fill(k, min(reach, num_layers - (num_partitions - k)), low, high)
-    cuts = [num_layers]
-    for of_cells in [best, *reversed(before[1:])]:
-        cuts.append(of_cells[cuts[-1]][1])
+    prices = {0: 0}  # by end, of the best cut of what is before
+    starts: list[dict[int, int]] = []  # of the last cell of that cut
+    for left in reversed(range(num_partitions)):
+        before, prices = prices, {}
+        starts.append({})
+        # The cells that are left can take what is behind these ends.
+        first = bisect.bisect_left(ends, ends[-1] - left * bound)
+        for end in range(first, len(ends) - left):
+            earliest = bisect.bisect_left(ends, ends[end] - bound)
+            ways = [
+                (before[start] + (sums[end] - sums[start]) ** 2, -start)
+                for start in range(earliest, end)
+                if start in before
+            ]
+            if ways:
+                price, start = min(ways)
+                prices[end] = price + byte * crossing[end]
+                starts[-1][end] = -start
+    cuts = [len(ends) - 1]
+    for of_cells in reversed(starts):
+        cuts.append(of_cells[cuts[-1]])
     return cuts[::-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +11,24 @@ from typing import Any
 import keras
 
 from tfgpipe import timeline
-from tfgpipe.checks import checked_counts, checked_positive, checked_sink
+from tfgpipe.checks import (
+    checked_counts,
+    checked_path,
+    checked_positive,
+    checked_sink,
+)
 from tfgpipe.model import GPipe
 from tfgpipe.monitor import (
+    EventLog,
     Measured,
     Rates,
-    Record,
     TimedStep,
     accelerator_mib,
     advise,
     flops_of_example,
     ideal_bubbles,
     layout_of,
+    save_picture,
     tokens_of_example,
     typical,
 )
@@ -82,14 +89,14 @@ class PipelineMonitor(keras.callbacks.Callback):
         every: Epochs from one measurement to the next, the first one in the
             first epoch of a `fit`. Positive.
         log_dir: Folder for TensorBoard, or None. The numbers are written to
-            "pipeline" in it, by epoch, as "pipeline/bubble" and so on, the
-            advice as "pipeline/advice", pictures as "pipeline/timeline".
+            "pipeline" in it, by epoch, as "pipeline/bubble" and so on, and the
+            advice as "pipeline/advice".
         pictures: Folder for a picture of each measured step, or None:
             "epoch_0001.png" shows the first epoch. Needs matplotlib.
         peak_flops: FLOP/s of one device at its best, or None. Positive.
         flops_of_example: FLOPs of the forward pass of one example. By default
             estimated as `GPipe` estimates the costs of layers, if
-            `peak_flops` is given.
+            `peak_flops` is given and examples are of one size.
         say: Called with each sentence of advice. Defaults to printing it; None
             for silence.
         plan: The `tfgpipe.plan` by which the model is trained, or None. After
@@ -105,7 +112,8 @@ class PipelineMonitor(keras.callbacks.Callback):
             each epoch that has it.
 
     Raises:
-        ValueError: If a number is not positive, or matplotlib is missing.
+        ValueError: If a number is not positive.
+        ImportError: If there are to be pictures, and no matplotlib.
 
     Example:
 
@@ -133,16 +141,21 @@ class PipelineMonitor(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         (self._every,) = checked_counts(every=every)
-        self._record = Record(log_dir, pictures)
-        self._peak, self._known_flops = (
-            None
-            if value is None
-            else checked_positive(name, value, "or None if it is not known")
-            for name, value in (
-                ("peak_flops", peak_flops),
-                ("flops_of_example", flops_of_example),
+        self._log_dir = self._pictures = self._peak = self._known_flops = None
+        if log_dir is not None:
+            self._log_dir = checked_path("log_dir", log_dir)
+        if pictures is not None:
+            self._pictures = checked_path("pictures", pictures)
+            importlib.import_module("matplotlib")  # not at the end of an epoch
+            self._pictures.mkdir(parents=True, exist_ok=True)
+        unknown = "or None if it is not known"
+        if peak_flops is not None:
+            self._peak = checked_positive("peak_flops", peak_flops, unknown)
+        if flops_of_example is not None:
+            self._known_flops = checked_positive(
+                "flops_of_example", flops_of_example, unknown
             )
-        )
+        self._log: EventLog | None = None
         self._flops: float | None = None
         self._say = checked_sink("say", say)
         if plan is not None and not isinstance(plan, Plan):
@@ -184,7 +197,8 @@ class PipelineMonitor(keras.callbacks.Callback):
         self._rates = Rates(self.model)
         self._due = None
         self.history = {}
-        self._record.open()
+        if self._log_dir is not None:
+            self._log = EventLog(self._log_dir / "pipeline")
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Gives advice on the last epoch, and starts to count examples."""
@@ -243,15 +257,25 @@ class PipelineMonitor(keras.callbacks.Callback):
             self.history.setdefault(name, []).append(number)
             if logs is not None and name in _IN_LOGS:
                 logs[name] = number
-        events = self.events if self._count else []
-        self._record.write(epoch, numbers, events, self.advice or "")
+        written: dict[str, float | str] = {**numbers}
+        if self._count:
+            written["advice"] = self.advice or ""
+        if self._log is not None:
+            self._log.write(
+                epoch, {f"pipeline/{name}": v for name, v in written.items()}
+            )
+        if self._count and self._pictures is not None:
+            path = self._pictures / f"epoch_{epoch + 1:04}.png"
+            title = f"Epoch {epoch + 1}"
+            save_picture(self.events, title, self.advice or "", path)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Gives advice on the last epoch, and closes the log."""
         self._tell()
         if self._plan is not None:
             self._say(self._beside_plan(self._plan))
-        self._record.close()
+        if self._log is not None:
+            self._log.close()
 
     # ---------------------------------------------------------- what it does
     def _numbers_of_step(self) -> dict[str, float]:

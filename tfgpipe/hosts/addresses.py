@@ -75,8 +75,7 @@ def of_workers(workers: Any) -> Hosts:
     ['host0:2222', 'host1:2222']
     """
     received = f"workers={workers!r}"
-    texts = workers.split(",") if isinstance(workers, str) else [workers]
-    return Hosts(hosts_of("worker", texts, received))
+    return Hosts(hosts_of({"worker": str(workers).split(",")}, received))
 
 
 def device_names(
@@ -125,29 +124,25 @@ def _begin(names: list[str], starts: tuple[str, ...]) -> list[str]:
     return [name for name in names if name.startswith(starts)]
 
 
-def hosts_of(job: str, addresses: list[Any], received: str) -> tuple[Host, ...]:
-    """Returns the hosts of a job; errors show what was `received`."""
+def hosts_of(
+    jobs: Mapping[str, Sequence[object]], received: str
+) -> tuple[Host, ...]:
+    """Returns the hosts of jobs; errors show what was `received`."""
     hosts = []
-    for index, address in enumerate(addresses):
-        parts = re.fullmatch(r"\s*([^/\s]+):([0-9]+)\s*", str(address))
-        if parts is None or not 0 < int(parts[2]) < 2**16:
-            raise ValueError(
-                "Workers must be given as host:port, with ports from 1 to "
-                f"65535. Received: {address!r} in {received}. Write such as "
-                "host0:2222,host1:2222."
-            )
-        hosts.append(Host(job, index, parts[1], int(parts[2])))
-    check_different(hosts, received)
+    for job, addresses in jobs.items():
+        for index, address in enumerate(addresses):
+            parts = re.fullmatch(r"\s*([^/\s]+):([0-9]+)\s*", str(address))
+            if parts is None or not 0 < int(parts[2]) < 2**16:
+                raise ValueError(
+                    "Workers must be given as host:port, with ports from 1 to "
+                    f"65535. Received: {address!r} in {received}. Write such "
+                    "as host0:2222,host1:2222."
+                )
+            hosts.append(Host(job, index, parts[1], int(parts[2])))
+    if len({host.address for host in hosts}) < len(hosts):
+        raise ValueError(
+            f"Workers must have different addresses. Received: {received}. "
+            "Start a worker for each, on different ports where they share a "
+            "host."
+        )
     return tuple(hosts)
-
-
-def check_different(hosts: Sequence[Host], received: str) -> None:
-    """Refuses hosts of which two have the same address."""
-    addresses = [host.address for host in hosts]
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise ValueError(
-                "Workers must have different addresses. Received: "
-                f"{address} more than once in {received}. Start a worker for "
-                "each, on different ports where they share a host."
-            )

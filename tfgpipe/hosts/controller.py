@@ -13,7 +13,6 @@ the second one, which shows how long steps take, are not looked at.
 
 import contextlib
 import os
-import select
 import socket
 import sys
 import threading
@@ -178,28 +177,23 @@ class Cluster:
         for host in self._hosts.others:
             try:
                 answer = self._dial(host, name, until)
-            except secret.Refused:
-                problems.append(
-                    f"{host} must have the same secret as this process. "
-                    "Received: another one. Copy the file, which is "
-                    "~/.config/tfgpipe/secret unless `secret_file` says "
-                    "otherwise, to all hosts."
-                )
-            except secret.Busy as error:
-                problems.append(
-                    f"{host} works for another controller, {error}, and "
-                    f"still did after {timeout:g} s. Wait until that has "
-                    "ended, or end it, or start another worker."
-                )
             except OSError as error:
                 problems.append(
                     f"Cannot reach {host} within {timeout:g} s: {error}. Start "
                     "`tfgpipe worker` there, or this same command with the "
-                    "host's TF_CONFIG; or wait longer."
+                    "host's TF_CONFIG, with a copy of this host's secret; or "
+                    "wait longer."
                 )
-            else:
-                problems += _compared(host, answer.get("fingerprint"))
-                addresses[host] = f"{host.name}:{answer.get('port')}"
+                continue
+            theirs, ours = answer["fingerprint"], link.fingerprint()
+            problems += [
+                f"All hosts must have the same {what}. Received: "
+                f"{theirs.get(what)} on {host}, and {ours[what]} here. Install "
+                "the same there, and start the worker again."
+                for what in ours
+                if ours[what] != theirs.get(what)
+            ]
+            addresses[host] = f"{host.name}:{answer['port']}"
         if not problems:
             problems = self._try_ways(addresses)
         if problems:
@@ -214,16 +208,13 @@ class Cluster:
                 connection = Link(
                     socket.create_connection((host.name, host.port), left)
                 )
-                try:
-                    answer = secret.introduce(
-                        connection, self._known, name, min(left, link.ANSWER)
-                    )
-                except OSError:
-                    connection.close()
-                    raise
                 self._links[host] = connection
-                return answer
+                return secret.introduce(
+                    connection, self._known, name, min(left, link.ANSWER)
+                )
             except OSError as error:
+                if host in self._links:
+                    self._links.pop(host).close()
                 is_late = time.monotonic() + _RETRY >= until
                 if is_late or isinstance(error, secret.Refused):
                     raise
@@ -239,13 +230,10 @@ class Cluster:
                 family=socket.AF_INET6 if ":" in name else socket.AF_INET,
             )
         except OSError as error:
-            return [
-                f"The port of {here}, this process, must be free: {error}. End "
-                "what uses it, or name another in every host's TF_CONFIG."
-            ]
+            return [f"The port of {here}, this process, must be free: {error}."]
         with listener:  # TensorFlow listens there afterwards
             self._address = f"{name}:{listener.getsockname()[1]}"
-            self._close_port()
+            self._restrict_port()
             far = [connection.far_host for connection in self._links.values()]
             names = {name, *far, *(host.name for host in self._hosts.all)}
             problems: list[str] = []
@@ -260,10 +248,9 @@ class Cluster:
                 problems += [
                     f"{host} cannot reach {why}. All hosts must reach each "
                     "other and the controller, on any port, under the names "
-                    "that are given. Open the ports between them, and use "
-                    "names that mean the same everywhere. Who connects from an "
-                    "address that no name stands for is a stranger, "
-                    "unless any host is allowed to, by `allow_any_host` of all."
+                    "that are given, and from addresses that these stand for. "
+                    "Open the ports between them, or let any host connect, by "
+                    "`allow_any_host` of all."
                     for why in answer.get("unreachable", [])
                 ]
         return problems
@@ -279,13 +266,16 @@ class Cluster:
             problems.append(f"Lost {host}: {error}. Start it again.")
             return {}
 
-    def _close_port(self) -> str:
+    def _restrict_port(self) -> str:
         """Closes this process's port to strangers; says to whom it is open."""
-        port = _pair(self._address)[1]
         names = [host.name for host in self._hosts.others]
         names += [connection.far_host for connection in self._links.values()]
-        problem = port_filter.problem(port, names, self._closes_port)
-        return port_filter.told(port, problem, "the workers' hosts")
+        return port_filter.restrict(
+            _pair(self._address)[1],
+            names,
+            "the workers' hosts",
+            self._closes_port,
+        )
 
     def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
         here = self._hosts.controller
@@ -305,12 +295,12 @@ class Cluster:
         finally:
             starting.set()
             watch.join()
-        print(f"{self._program}: {self._close_port()}", file=sys.stderr)
+        print(f"{self._program}: {self._restrict_port()}", file=sys.stderr)
 
     def _close_early(self, starting: threading.Event) -> None:
         """Closes the port while TensorFlow still connects to the workers."""
         while not starting.wait(_SOON):
-            self._close_port()
+            self._restrict_port()
 
     # --------------------------------------------------------------- the end
     def _watch(self, watch: Callable[[Host], None]) -> None:
@@ -381,19 +371,14 @@ def _followed(connection: Link) -> str:
     """
     silent = 0
     while silent < link.BEATS:
-        if (
-            not connection.has_message
-            and not (select.select([connection], [], [], link.BEAT)[0])
-        ):
-            silent += 1
-            continue
-        silent = 0
         try:
-            message = connection.receive()
+            connection.receive(link.BEAT)
+        except TimeoutError:
+            silent += 1
         except OSError as error:
             return str(error)
-        if not isinstance(message.get("beat"), dict):
-            return "it sent what it should not"
+        else:
+            silent = 0
     return (
         f"it has given no sign of life for {link.BEATS * link.BEAT:g} s, so it "
         "is stopped, or hangs. End it, if it is still there"
@@ -410,19 +395,6 @@ def _local_name(links: Iterable[Link]) -> str:
 def _pair(address: str) -> tuple[str, int]:
     name, _, port = address.rpartition(":")
     return name, int(port)
-
-
-def _compared(host: Host, theirs: Any) -> list[str]:
-    """Says whether a worker has other versions."""
-    ours = link.fingerprint()
-    theirs = theirs if isinstance(theirs, dict) else {}
-    return [
-        f"All hosts must have the same {what}. Received: {theirs.get(what)} "
-        f"on {host}, and {ours[what]} here. Install the same there, and start "
-        "the worker again."
-        for what in ours
-        if ours[what] != theirs.get(what)
-    ]
 
 
 # ------------------------------------------------------ devices that hang
@@ -456,18 +428,12 @@ class Progress(keras.callbacks.Callback):
     on_test_batch_end = on_train_batch_end
 
 
-def wait_until_silent(
-    progress: Progress,
-    names: Sequence[str],
-    ask: Callable[[Sequence[str]], threading.Event] | None = None,
-) -> float:
+def wait_until_silent(progress: Progress, names: Sequence[str]) -> float:
     """Returns when no step ends and devices do not answer: after how many s.
 
     Its waits are counted, not the time: that in which this process was stopped
-    does not count. `ask` asks them for a sign of life; its event is set when
-    all have given one.
+    does not count.
     """
-    ask = ask or ask_devices
     seen, waits, longest, silent = 0, 0, link.BEATS, 0
     asked: threading.Event | None = None
     while silent < longest:
@@ -482,7 +448,7 @@ def wait_until_silent(
         elif seen < 2:
             pass
         elif asked is None or asked.is_set():
-            asked, silent = ask(names), 0
+            asked, silent = ask_devices(names), 0
         else:
             silent += 1
     return silent * link.BEAT

@@ -14,7 +14,7 @@ in limited time, or the line is closed.
 Messages, in this order, after the handshake of `secret.py`:
 
     controller  {"hosts": [names and addresses of all]}
-    worker      {"open": whether TensorFlow's port is, to everybody}
+    worker      {"told": to whom TensorFlow's port is open now}
     controller  {"reach": [[host, port], ...]}
     worker      {"unreachable": ["host:port: why", ...]}
                 {"beat": {}}, again and again
@@ -72,10 +72,6 @@ class Link:
                 option = getattr(socket, name)
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def fileno(self) -> int:
-        """Returns the socket's number, for `select`."""
-        return self._socket.fileno()
-
     def send(self, **message: Any) -> None:
         """Sends a message.
 
@@ -122,18 +118,10 @@ class Link:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    @property
-    def has_message(self) -> bool:
-        """Returns whether one was received along with the last."""
-        return b"\n" in self._received
-
-    def cut(self) -> None:
-        """Ends the connection; who reads from it in another thread is told."""
+    def close(self) -> None:
+        """Hangs up; who reads from it in another thread is told."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Hangs up."""
         self._socket.close()
 
 

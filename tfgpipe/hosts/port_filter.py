@@ -70,31 +70,22 @@ def close_to_strangers(port: int, friends: Iterable[str] = ()) -> None:
         raise OpenPort("this process has no such socket")
 
 
-def problem(port: int, names: Iterable[str], closes: bool) -> str | None:
-    """Closes a port to all but hosts of some names; returns why it cannot.
+def restrict(port: int, names: Iterable[str], others: str, closes: bool) -> str:
+    """Closes a port to all but hosts of some names; says to whom it is open.
 
-    `closes` is whether it may be closed.
+    `others` says who these are; `closes` is whether it may be closed.
     """
-    if not closes:
-        return "any host is allowed"
-    try:
-        close_to_strangers(port, addresses_of(names))
-    except OpenPort as error:
-        return str(error)
-    return None
-
-
-def told(port: int, problem: str | None, others: str) -> str:
-    """Says to whom a port is open, in a line.
-
-    `problem` is why it is open to all, or None; `others` says who may connect
-    besides this host.
-    """
-    if problem is None:
-        return (
-            f"TensorFlow's port {port} is open to users of this host and of "
-            f"{others}, without a secret, and closed to all else."
-        )
+    problem = "any host is allowed"
+    if closes:
+        try:
+            close_to_strangers(port, addresses_of(names))
+        except OpenPort as error:
+            problem = str(error)
+        else:
+            return (
+                f"TensorFlow's port {port} is open to users of this host and "
+                f"of {others}, without a secret, and closed to all else."
+            )
     return (
         f"TensorFlow's port {port} is open to everybody who can reach this "
         f"host, without a secret, because {problem}: let a firewall close it; "

@@ -42,24 +42,19 @@ def read(path: str | None = None) -> bytes:
     try:
         if path is None and not file.exists():
             _make(file)
-        others = stat.S_IMODE(file.stat().st_mode) & 0o077
+        mode = stat.S_IMODE(file.stat().st_mode)
         secret = file.read_bytes().strip()
     except OSError as error:
         raise ValueError(
-            "`secret_file` must be a file that can be read. Received: "
-            f"{str(file)!r}, which gives: {error}. Copy the file of another "
-            "host."
+            f"`secret_file` must be a file that can be read: {error}. Copy the "
+            "file of another host."
         ) from error
-    if others:
+    if mode & 0o077 or len(secret) < _SHORTEST:
         raise ValueError(
-            "`secret_file` must be readable by its owner alone. Received: "
-            f"{str(file)!r}, which others may read, too: chmod 600 {file}"
-        )
-    if len(secret) < _SHORTEST:
-        raise ValueError(
-            f"`secret_file` must hold at least {_SHORTEST} bytes. Received: "
-            f"{str(file)!r} with {len(secret)}. Write, such as, the output of "
-            "`openssl rand -hex 32`."
+            f"`secret_file` must hold at least {_SHORTEST} bytes, and be "
+            f"readable by its owner alone. Received: {str(file)!r} with "
+            f"{len(secret)} and the mode {mode:o}. Write, such as, the output "
+            "of `openssl rand -hex 32`, and chmod 600 it."
         )
     return secret
 
@@ -81,9 +76,8 @@ def proof(secret: bytes, role: str, *nonces: str) -> str:
 
 def is_proof(received: object, expected: str) -> bool:
     """Returns whether something that was received is a proof."""
-    return isinstance(received, str) and hmac.compare_digest(
-        received.encode(errors="backslashreplace"), expected.encode()
-    )
+    text = str(received).encode(errors="backslashreplace")
+    return hmac.compare_digest(text, expected.encode())
 
 
 def _make(file: pathlib.Path) -> None:
@@ -103,10 +97,6 @@ class Refused(ConnectionError):
     """The other side does not know the secret."""
 
 
-class Busy(ConnectionError):
-    """A worker has a controller; the error's text says which."""
-
-
 def admit(connection: Link, known: bytes) -> tuple[str, str]:
     """Lets a controller in that knows the secret.
 
@@ -118,14 +108,12 @@ def admit(connection: Link, known: bytes) -> tuple[str, str]:
     ours = nonce()
     connection.send(nonce=ours)
     hello = connection.receive(link.HELLO)
-    theirs, name = hello.get("nonce"), hello.get("controller")
-    if not isinstance(theirs, str) or not isinstance(name, str):
-        raise ConnectionError("it is no controller")
+    theirs = str(hello.get("nonce"))
     expected = proof(known, "controller", ours, theirs)
     if not is_proof(hello.get("proof"), expected):
         connection.send(refused="it has another secret")
         raise Refused("it has another secret")
-    return name[:200], proof(known, "worker", ours, theirs)
+    return str(hello["controller"]), proof(known, "worker", ours, theirs)
 
 
 def introduce(
@@ -137,13 +125,9 @@ def introduce(
 
     Raises:
         Refused: If one of the two does not know the secret.
-        Busy: If it has another controller.
-        OSError: If it is no worker, or does not answer.
+        OSError: If it is no worker, does not answer, or has a controller.
     """
-    theirs = connection.receive(timeout).get("nonce")
-    if not isinstance(theirs, str):
-        raise ConnectionError("no worker answers")
-    ours = nonce()
+    ours, theirs = nonce(), str(connection.receive(timeout).get("nonce"))
     connection.send(
         nonce=ours,
         controller=name,
@@ -151,10 +135,10 @@ def introduce(
     )
     answer = connection.receive(timeout)
     expected = proof(known, "worker", theirs, ours)
-    if "refused" in answer or not is_proof(answer.get("proof"), expected):
+    if not is_proof(answer.get("proof"), expected):
         raise Refused("it has another secret")
     if "busy_with" in answer:
-        raise Busy(str(answer["busy_with"]))
-    if not isinstance(answer.get("port"), int):
-        raise ConnectionError("no worker answers")
+        raise ConnectionError(
+            f"it works for another controller, {answer['busy_with']}"
+        )
     return answer

@@ -6,12 +6,10 @@ has one controller at a time.
 
 import contextlib
 import queue
-import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -19,9 +17,6 @@ import tensorflow as tf
 from tfgpipe.devices import local
 from tfgpipe.hosts import link, port_filter, secret
 from tfgpipe.hosts.link import Link
-
-_WAKING = 1.0  # seconds, at most
-_MOST_STRANGERS = 64  # that may introduce themselves at the same time
 
 
 class Worker:
@@ -61,17 +56,15 @@ class Worker:
             raise ValueError(
                 "The port must be free, and the address one of this host. "
                 f"Received: port={port} and bind={bind!r}, which gives: "
-                f"{error}. End what uses it, or take another."
+                f"{error}."
             ) from error
         self.port = self._listener.getsockname()[1]
         self.controller = ""
         self._tensorflow_port = tensorflow_port
         self._known = known
-        self._lock = threading.Lock()
-        self._is_taken = False
-        self._taken: queue.SimpleQueue[Link] = queue.SimpleQueue()
-        self._strangers: list[Link] = []  # the first are the oldest
         self._closes = closes
+        self._busy = threading.Lock()
+        self._taken: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._is_closed = False
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
@@ -94,7 +87,7 @@ class Worker:
             return None
         finally:
             connection.close()
-            self._is_taken = False
+            self._busy.release()
 
     def close(self) -> None:
         """Takes no more controllers."""
@@ -102,103 +95,77 @@ class Worker:
         with contextlib.suppress(OSError):  # wakes who listens
             self._listener.shutdown(socket.SHUT_RDWR)
         # Else it could take what comes to a socket that has this one's number.
-        self._listening.join(_WAKING)
+        self._listening.join(1.0)
         self._listener.close()
 
     def _listen(self) -> None:
-        while True:
-            try:
+        while not self._is_closed:
+            # Closed, or the stranger is gone already.
+            with contextlib.suppress(OSError):
                 stranger = Link(self._listener.accept()[0])
-            except OSError:  # closed; or the stranger is gone already
-                if self._is_closed:
-                    return
-                continue
-            if self._is_closed:
-                stranger.close()
-                return
-            with self._lock:
-                self._strangers.append(stranger)
-                too_many = len(self._strangers) > _MOST_STRANGERS
-                # Who knows the secret says so at once, and is not the oldest.
-                oldest = self._strangers.pop(0) if too_many else None
-            if oldest is not None:
-                oldest.cut()
-            threading.Thread(
-                target=self._admit, args=(stranger,), daemon=True
-            ).start()
+                threading.Thread(
+                    target=self._admit, args=(stranger,), daemon=True
+                ).start()
 
     def _admit(self, stranger: Link) -> None:
         """Takes a controller; sends all else away."""
         is_taken = False
         try:
             name, proof = secret.admit(stranger, self._known)
-            answer = self._take(name)
-            is_taken = "busy_with" not in answer
-            stranger.send(**answer, proof=proof)
+            answer: dict[str, Any] = {"busy_with": self.controller}
+            is_taken = self._busy.acquire(blocking=False)
+            if is_taken:
+                self.controller = name
+                answer = {"port": self._tensorflow_port}
+            stranger.send(**answer, fingerprint=link.fingerprint(), proof=proof)
         except OSError:
             if is_taken:  # it went away before it heard of it
-                is_taken = self._is_taken = False
-        with self._lock:
-            if stranger in self._strangers:
-                self._strangers.remove(stranger)
+                self._busy.release()
+                is_taken = False
         if is_taken:
             self._taken.put(stranger)
         else:
             stranger.close()
 
-    def _take(self, name: str) -> dict[str, Any]:
-        prints = link.fingerprint()
-        with self._lock:
-            if self._is_taken:
-                return {"busy_with": self.controller}
-            self._is_taken, self.controller = True, name
-        return {"fingerprint": prints, "port": self._tensorflow_port}
-
     def _obey(self, connection: Link) -> int:
         code: int | None = None
-        beat: float | None = None  # when the next one is due
         while True:
-            left = None if beat is None else max(0.0, beat - time.monotonic())
-            if (
-                not connection.has_message
-                and not (select.select([connection], [], [], left)[0])
-            ):
-                beat = time.monotonic() + link.BEAT
-                with contextlib.suppress(OSError):  # seen by `receive`
-                    connection.send(beat={})
-                continue
             try:
-                message = connection.receive(link.ANSWER)
+                message = connection.receive()
             except OSError:
                 if code is None:
                     raise
                 return code  # it has ended, and its devices are not in use
-            try:
-                if "hosts" in message:
-                    problem = self._open_to(
-                        [*map(str, message["hosts"]), connection.far_host]
-                    )
-                    connection.send(open=problem is not None)
-                if "reach" in message:
-                    ways = [(str(n), int(p)) for n, p in message["reach"]]
-                    connection.send(unreachable=_unreachable(ways))
-                    beat = time.monotonic()
-                if "end" in message:
-                    code = int(message["end"]) % 256
-            except (TypeError, ValueError) as error:
-                raise ConnectionError("it sent what it should not") from error
+            if "hosts" in message:
+                names = [*message["hosts"], connection.far_host]
+                connection.send(told=self.restrict_port(*names))
+            if "reach" in message:
+                connection.send(unreachable=_unreachable(message["reach"]))
+                threading.Thread(
+                    target=_beat, args=(connection,), daemon=True
+                ).start()
+            if "end" in message:
+                code = message["end"]
 
-    def _open_to(self, names: Iterable[str]) -> str | None:
-        """Opens TensorFlow's port to hosts alone; or returns why it cannot."""
-        return port_filter.problem(self._tensorflow_port, names, self._closes)
-
-    def close_port(self) -> str:
+    def restrict_port(self, *names: str) -> str:
         """Closes TensorFlow's port to other hosts; says to whom it is open."""
-        problem, port = self._open_to(()), self._tensorflow_port
-        return port_filter.told(port, problem, "the hosts of its controller")
+        return port_filter.restrict(
+            self._tensorflow_port,
+            names,
+            "the hosts of its controller",
+            self._closes,
+        )
 
 
-def _unreachable(addresses: list[tuple[str, int]]) -> list[str]:
+def _beat(connection: Link) -> None:
+    """Gives signs of life, as long as somebody hears them."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection.send(beat={})
+            time.sleep(link.BEAT)
+
+
+def _unreachable(addresses: list[list[Any]]) -> list[str]:
     """Returns which of (host, port) do not answer, and why."""
     problems = []
     for name, port in addresses:
@@ -235,5 +202,5 @@ def start(
     )
     tensorflow_port = int(server.target.rpartition(":")[2])
     worker = Worker(port, tensorflow_port, known, bind, closes)
-    print(worker.close_port(), file=sys.stderr, flush=True)
+    print(worker.restrict_port(), file=sys.stderr, flush=True)
     return worker

@@ -9,7 +9,6 @@ from tfgpipe.monitor.advice import (
 )
 from tfgpipe.monitor.event_log import (
     EventLog,
-    Record,
     chrome_trace,
     plot_cells,
     save_picture,

@@ -7,17 +7,20 @@ measured seconds are shared out over its layers by their costs.
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tfgpipe import timeline
 from tfgpipe.run import Event
 from tfgpipe.schedules import SCHEDULES, Schedule
 
 # A cell that takes more times the mean than this is worth a move, if the
-# slowest is this much quicker then; a larger ideal bubble than this is worth
-# more micro-batches.
+# busiest device is this much quicker then; a larger ideal bubble than this is
+# worth more micro-batches.
 _UNEVEN, _GAIN, _LARGE = 1.1, 0.05, 0.1
 
 
@@ -49,44 +52,33 @@ def advise(
         )
     bubble = timeline.bubble(events)
     alone = timeline.bubble(timeline.without_waiting(events))
-    now = None if ideal is None else ideal(num_micro_batches)
-    least = "" if now is None else f", ideal {now:.0%}"
-    each = statistics.fmean(e.end - e.start for e in timeline.scheduled(events))
-    waits = (
-        f"bubble {bubble:.0%}{least}: devices wait between tasks, which take "
-        f"{timeline.seconds(each)} on average; without that it would be "
-        f"{alone:.0%}. Larger micro-batches would help: more rows in a "
-        "mini-batch, or fewer micro-batches"
-    )
     if bubble - alone > max(alone, _LARGE):
-        return waits
+        tasks = timeline.scheduled(events)
+        each = statistics.fmean(task.end - task.start for task in tasks)
+        return (
+            f"bubble {bubble:.0%}: devices wait between tasks, which take "
+            f"{timeline.seconds(each)} on average; without that it would be "
+            f"{alone:.0%}. Larger micro-batches would help: more rows in a "
+            "mini-batch, or fewer micro-batches"
+        )
     # Four a device, from where on the bubble is negligible in the paper.
     more = min(4 * (1 + max(layout.devices)), most_micro_batches)
-    if ideal is not None and now is not None and more > num_micro_batches:
-        after = ideal(more)
+    if ideal is not None and more > num_micro_batches:
+        now, after = ideal(num_micro_batches), ideal(more)
         if min(now, bubble) > _LARGE and after < now:
             return (
                 f"bubble {bubble:.0%}, ideal at M = {num_micro_batches}: "
                 f"{now:.0%}: more micro-batches would help, "
                 f"num_micro_batches={more} has an ideal of {after:.0%}"
             )
-    if ratio > _UNEVEN:
-        return f"{takes}, and no move of layers to its neighbours would help"
-    if bubble - alone > _LARGE:
-        return waits
-    why = ""
-    if now is not None and bubble - now > _LARGE:
-        why = ", as tasks of a kind do not take equal times in all cells"
-    return (
-        f"balanced: {takes}, and is the slowest; bubble "
-        f"{bubble:.0%}{least}{why}"
-    )
+    how = "balanced" if ratio <= _UNEVEN else "no move of layers would help"
+    return f"{how}: {takes}, and is the slowest; bubble {bubble:.0%}"
 
 
 def _best_move(
     cell: int, seconds: Sequence[float], layout: Layout
 ) -> tuple[float, str] | None:
-    """Returns what makes the slowest cell quickest, and no device busier.
+    """Returns what makes the busiest device least busy, if that pays.
 
     The seconds of the slowest cell then, and the move of layers to a neighbour.
     """
@@ -95,10 +87,7 @@ def _best_move(
     shares = [c / total if total else 1 / len(costs) for c in costs]
 
     def busiest(of_cells: Sequence[float]) -> float:
-        of_devices = [0.0] * (1 + max(layout.devices))
-        for device, taken in zip(layout.devices, of_cells):
-            of_devices[device] += taken
-        return max(of_devices)
+        return max(np.bincount(layout.devices, of_cells))
 
     moves = []
     #     | a b | c d e | f |      back: c, or c d;  on: e, or d e
@@ -116,13 +105,10 @@ def _best_move(
             named = f"layer '{first}'"
             if count > 1:
                 named = f"layers '{first}' to '{last}'"
-            is_worth = max(after) <= (1 - _GAIN) * max(seconds)
-            if is_worth and busiest(after) <= busiest(seconds):
-                said = (
-                    f"move {named} to cell {target} (layers_per_cell={counts})"
-                )
-                moves.append((max(after), said))
-    return min(moves, key=lambda move: move[0], default=None)
+            said = f"move {named} to cell {target} (layers_per_cell={counts})"
+            moves.append((busiest(after), max(after), said))
+    least, largest, said = min(moves, default=(math.inf, 0.0, ""))
+    return (largest, said) if least <= (1 - _GAIN) * busiest(seconds) else None
 
 
 class Layout(NamedTuple):

@@ -10,7 +10,6 @@ Reference: [Okabe and Ito, 2008](https://jfly.uni-koeln.de/color/)
 
 import math
 import pathlib
-import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import matplotlib.style
-import tensorflow as tf
 from matplotlib import patches
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -29,8 +27,8 @@ from tfgpipe import timeline
 from tfgpipe.files import put_in_place
 from tfgpipe.run import Event
 
-_ROW, _LINE, _MARGINS = 0.44, 0.2, 3.0  # inches: a row, a line of text, beside
-_HEIGHT = 0.84  # of a box, in rows
+_WIDTH, _MARGINS = 8.8, 3.0  # inches: the rows, and beside
+_ROW, _LINE = 0.44, 0.2  # inches: heights of a row, and of a line of text
 _FONT_SIZE = 7.0
 _DIGIT = 0.64  # width of a digit in font sizes; most letters have less
 _LEGEND_COLUMNS = 5
@@ -52,14 +50,7 @@ TASK_COLORS = {
     "head": ("#009E73", "#6FCBAE"),
     "update": ("#000000", "#000000"),
 }
-_KIND_COLORS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#56B4E9",
-    "#CC79A7",
-)
+_KIND_COLORS = "#0072B2 #E69F00 #009E73 #D55E00 #56B4E9 #CC79A7".split()
 _OTHER_KINDS, _IDLE = "#999999", "#F3F3F3"
 _MOST_NAMES = 2  # of the devices of a cell
 
@@ -71,17 +62,13 @@ class Box(NamedTuple):
         start: Where it begins, in the unit of the axis.
         width: In the same unit.
         color: What it is filled with.
-        labels: What may be written in it: the first that fits.
-        name: Identifies it in an SVG file.
-        height: In rows.
+        label: What is written in it if there is room.
     """
 
     start: float
     width: float
     color: str
-    labels: Sequence[str]
-    name: str
-    height: float = _HEIGHT
+    label: str = ""
 
 
 class Row(NamedTuple):
@@ -94,7 +81,7 @@ class Row(NamedTuple):
     """
 
     label: str
-    boxes: Sequence[Box]
+    boxes: list[Box]
     note: str
 
 
@@ -110,8 +97,7 @@ class Picture(NamedTuple):
         legend: The meanings of colours.
         axis: What the axis shows.
         factor: Of the unit of the boxes, what the numbers of the axis count.
-        mark: A place on the axis and its name, or None.
-        width: Inches of the rows.
+        mean: A place on the axis to mark, or None.
     """
 
     rows: Sequence[Row]
@@ -122,29 +108,28 @@ class Picture(NamedTuple):
     legend: Mapping[str, str]
     axis: str
     factor: float
-    mark: tuple[float, str] | None
-    width: float = 8.8
+    mean: float | None = None
 
-    def save(self, *paths: pathlib.Path) -> None:
-        """Draws it into files, which end with ".png" or ".svg"."""
-        with matplotlib.style.context(["default", _SETTINGS]):
-            figure = self.figure()
-            for path in paths:
-                kind = path.suffix.removeprefix(".")
-                # A date would make equal pictures differ.
-                metadata = {"Date": None} if kind == "svg" else None
-                with put_in_place(path) as beside:
-                    figure.savefig(
-                        beside, format=kind, dpi=160, metadata=metadata
-                    )
+    def save(self, path: pathlib.Path) -> None:
+        """Draws it into a file, which ends with ".png" or ".svg"."""
+        kind = path.suffix.removeprefix(".")
+        # A date would make equal pictures differ.
+        metadata = {"Date": None} if kind == "svg" else None
+        with (
+            matplotlib.style.context(["default", _SETTINGS]),
+            put_in_place(path) as beside,
+        ):
+            self.figure().savefig(
+                beside, format=kind, dpi=160, metadata=metadata
+            )
 
     def figure(self) -> Figure:
         """Returns the figure."""
-        lines = textwrap.wrap(self.subtitle, int(12 * self.width))
+        lines = textwrap.wrap(self.subtitle, int(12 * _WIDTH))
         legend_lines = math.ceil(len(self.legend) / _LEGEND_COLUMNS)
         height = 1.0 + _ROW * len(self.rows)
         height += _LINE * (len(lines) + legend_lines)
-        figure = Figure((self.width + _MARGINS, height), layout="constrained")
+        figure = Figure((_WIDTH + _MARGINS, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         axes.set_title("\n".join([self.title, *lines]), loc="left", fontsize=10)
@@ -156,17 +141,17 @@ class Picture(NamedTuple):
         axes.spines[["top", "left", "right"]].set_visible(False)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x * self.factor:,.6g}")
         axes.set_xlabel(self.axis, fontsize=9)
-        if self.mark is not None:
-            place, name = self.mark
-            axes.axvline(place, color="black", lw=1, ls="--", clip_on=False)
-            axes.text(place, -0.5, name, ha="right", va="bottom", fontsize=8)
+        if self.mean is not None:
+            axes.axvline(self.mean, c="black", lw=1, ls="--", clip_on=False)
+            axes.text(self.mean, -0.5, "mean", ha="right", va="bottom", size=8)
         for index, row in enumerate(self.rows):
             self._draw_row(axes, index, row)
+        colors = [
+            patches.Patch(color=color, label=text)
+            for text, color in self.legend.items()
+        ]
         figure.legend(
-            handles=[
-                patches.Patch(color=color, label=text)
-                for text, color in self.legend.items()
-            ],
+            handles=colors,
             loc="outside lower left",
             ncols=_LEGEND_COLUMNS,
             frameon=False,
@@ -175,33 +160,31 @@ class Picture(NamedTuple):
         return figure
 
     def _draw_row(self, axes: Axes, index: int, row: Row) -> None:
-        background = Box(0, self.filled, _IDLE, (), f"row-{index}")
-        for box in (background, *row.boxes):
-            points = 72 * self.width * box.width / self.length
+        for start, width, color, label in (
+            Box(0, self.filled, _IDLE),
+            *row.boxes,
+        ):
+            points = 72 * _WIDTH * width / self.length
             axes.barh(
                 index,
-                box.width,
-                box.height,
-                box.start,
-                color=box.color,
+                width,
+                0.84,
+                start,
+                color=color,
                 edgecolor="white",
                 linewidth=min(0.6, points / 8),
-                gid=box.name,
             )
-            room = 0.9 * points / (_DIGIT * _FONT_SIZE)
-            middle = box.start + box.width / 2
-            for text in [t for t in box.labels if len(t) <= room][:1]:
+            if len(label) * _DIGIT * _FONT_SIZE <= 0.9 * points:
                 axes.text(
-                    middle,
+                    start + width / 2,
                     index,
-                    text,
+                    label,
                     ha="center",
                     va="center_baseline",
                     fontsize=_FONT_SIZE,
-                    color=_ink(box.color),
+                    color=_ink(color),
                 )
-        note = f"  {row.note}"
-        axes.text(self.length, index, note, va="center", fontsize=8)
+        axes.text(self.length, index, f"  {row.note}", va="center", fontsize=8)
 
 
 def _ink(color: str) -> str:
@@ -213,16 +196,12 @@ def _ink(color: str) -> str:
 
 # ------------------------------------------------------------ what is drawn
 def timeline_picture(
-    events: Sequence[Event],
-    title: str,
-    subtitle: str = "",
-    ideal: float | None = None,
-    end: float = 0.0,
+    events: Sequence[Event], title: str, subtitle: str = "", end: float = 0.0
 ) -> Picture:
     """Shows when each device ran which task.
 
-    There is a mark at `ideal` seconds. The axis goes to `end` at least, so that
-    pictures of different lengths can be compared.
+    The axis goes to `end` at least, so that pictures of different lengths can
+    be compared.
     """
     total = max(event.end for event in events)
     places = timeline.places(events)
@@ -231,46 +210,32 @@ def timeline_picture(
         kind: LinearSegmentedColormap.from_list(kind, colors)
         for kind, colors in TASK_COLORS.items()
     }
-    rows = []
-    for device, share in enumerate(timeline.idle_shares(events)):
-        boxes = [
-            Box(
-                start,
-                end_of_task - start,
-                to_hex(shades[task.kind](places.get(task.cell, 0) / last)),
-                () if task.kind == "update" else (str(task.micro_batch),),
-                f"{task.kind}-{task.cell}-{task.micro_batch}",
-                0.5 if task.kind == "recompute" else _HEIGHT,
-            )
-            for task, place, start, end_of_task in events
-            if place == device
-        ]
-        rows.append(Row(f"device {device}", boxes, f"{share:.1%} idle"))
+    rows = [
+        Row(f"device {device}", [], f"{share:.1%} idle")
+        for device, share in enumerate(timeline.idle_shares(events))
+    ]
+    for task, device, start, end_of_task in events:
+        color = to_hex(shades[task.kind](places.get(task.cell, 0) / last))
+        label = "" if task.kind == "update" else str(task.micro_batch)
+        box = Box(start, end_of_task - start, color, label)
+        rows[device].boxes.append(box)
     kinds = {event.task.kind for event in events}
     legend: dict[str, str] = {
         timeline.name(kind): color
         for kind, (color, _) in TASK_COLORS.items()
         if kind in kinds
     }
-    legend["idle"] = _IDLE
-    unit, factor = ("s", 1) if total >= 10 else ("ms", 1000)
     is_shaded = max(places.values()) > 0
     lighter = "; the first cells of a device are the darkest" * is_shaded
-    forward = statistics.median(
-        end - start for task, _, start, end in events if task.kind == "forward"
-    )
-    slots = total / max(forward, 0.001 * total)
     return Picture(
         rows,
         total,
-        max(total, ideal or 0.0, end),
+        max(total, end),
         title,
         subtitle,
-        legend,
-        f"time ({unit}){lighter}",
-        factor,
-        None if ideal is None else (ideal, "ideal end"),
-        width=min(max(0.11 * slots, 8.8), 18.0),
+        legend | {"idle": _IDLE},
+        f"time (ms){lighter}",
+        1000,
     )
 
 
@@ -284,33 +249,34 @@ def cells_picture(model: Any) -> Picture:
     costs: Counter[str] = Counter()
     for step, share in zip(steps, shares):
         costs[_kind(step)] += share  # type: ignore[assignment]
-    kinds = sorted(costs, key=lambda kind: -costs[kind])
-    legend: dict[str, str] = dict(zip(kinds, _KIND_COLORS))
+    kinds = [kind for kind, _ in costs.most_common()]
+    legend = dict(zip(kinds, _KIND_COLORS))
     calls, rows = zip(steps, shares), []
     for cell in cells:
         boxes, start = [], 0.0
-        for i, (step, share) in enumerate(islice(calls, len(cell.layers))):
+        for step, share in islice(calls, len(cell.layers)):
             color = legend.get(_kind(step), _OTHER_KINDS)
-            names = _names(step, built.source.model)
-            name = f"call-{cell.index}-{i}"
-            boxes.append(Box(start, share, color, names, name))
+            boxes.append(Box(start, share, color, step.layer.name))
             start += share
-        label = f"cell {cell.index}\n{_devices(cell.devices)}"
+        devices = ", ".join(map(_short, cell.devices[:_MOST_NAMES]))
+        if len(cell.devices) > _MOST_NAMES:
+            devices += f" and {len(cell.devices) - _MOST_NAMES} more"
+        label = f"cell {cell.index}\n{devices}"
         rows.append(
             Row(label, boxes, f"{start:.1%}, {_mib(cell.weight_bytes)}")
         )
     if len(legend) < len(kinds):
         legend["others"] = _OTHER_KINDS
-    unit = f" {cells[0].unit}" if cells[0].unit else ""
+    cost = f"{total:.3g} {cells[0].unit}".rstrip()
     subtitle = (
-        f"{len(steps):,} calls, which cost {total:.3g}{unit}; "
+        f"{len(steps):,} calls, which cost {cost}; "
         f"{_mib(sum(cell.weight_bytes for cell in cells))} of weights"
     )
     if total and len(cells) > 1:
         slowest = max(cells, key=lambda cell: cell.cost)
         ratio = slowest.cost * len(cells) / total
         subtitle += f"; cell {slowest.index} costs {ratio:.2f} times the mean"
-    longest = max(row.boxes[-1].start + row.boxes[-1].width for row in rows)
+    longest = max(sum(box.width for box in row.boxes) for row in rows)
     return Picture(
         rows,
         longest,
@@ -320,33 +286,20 @@ def cells_picture(model: Any) -> Picture:
         legend,
         "share of the cost of all calls (%)",
         100,
-        (1 / len(rows), "mean") if len(rows) > 1 else None,
+        1 / len(rows) if len(rows) > 1 else None,
     )
 
 
-def _names(step: Any, model: Any) -> list[str]:
-    """Returns the layer's name, with ever fewer of the layers around it."""
-    around = [layer.name for layer in step.section.around if layer is not model]
-    names = ["/".join(around[i:]) for i in range(len(around))]
-    return names or [step.layer.name]
+def _short(device: str) -> str:
+    """Returns the name of a device, without this host."""
+    name = device.removeprefix("/job:localhost/replica:0/task:0")
+    return name.removeprefix("/device:")
 
 
 def _kind(step: Any) -> str:
     """Returns the class of what is called; legends leave out a leading _."""
     called = step.section.operation
     return "no call" if called is None else type(called).__name__.lstrip("_")
-
-
-def _devices(names: Sequence[str]) -> str:
-    """Returns the devices of a cell, one a replica, in words."""
-    texts = []
-    for name in names[:_MOST_NAMES]:
-        spec = tf.DeviceSpec.from_string(name)
-        is_here = spec.job in (None, "localhost")
-        host = "" if is_here else f"{spec.job} {spec.task or 0} "
-        texts.append(f"{host}{spec.device_type}:{spec.device_index}")
-    more = len(names) - _MOST_NAMES
-    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
 def _mib(num_bytes: int) -> str:

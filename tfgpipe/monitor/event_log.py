@@ -5,7 +5,6 @@ TensorBoard itself is not needed to write the files.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,6 @@ from tfgpipe import timeline
 from tfgpipe.checks import checked_path
 from tfgpipe.run import Event
 
-_SUFFIXES = (".png", ".svg")
-
-# TensorBoard's plugins, and the classes of their data.
-_PLUGINS = {"scalars": 1, "text": 2, "images": 3}
-
 
 class EventLog:
     """Writes what TensorBoard shows into a folder, one writer at a time."""
@@ -29,94 +23,26 @@ class EventLog:
     def __init__(self, folder: pathlib.Path) -> None:
         self._writer = tf.summary.create_file_writer(str(folder))
 
-    def write(
-        self, step: int, values: Mapping[str, Any], plugin: str = "scalars"
-    ) -> None:
-        """Writes values by name; a slash in a name makes a group.
+    def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Writes numbers and texts by name; a slash in a name makes a group.
 
-        `step` is how many updates the model has had. Texts are Markdown; an
-        image is its width, its height and its PNG file.
+        `step` is how many updates the model has had. Texts are Markdown.
         """
-        metadata = tf.compat.v1.SummaryMetadata(
-            plugin_data=tf.compat.v1.SummaryMetadata.PluginData(
-                plugin_name=plugin
-            ),
-            data_class=_PLUGINS[plugin],
-        )
         with self._writer.as_default():
             for tag, value in values.items():
-                if plugin == "scalars":
-                    value = tf.cast(value, tf.float32)
-                tf.summary.write(tag, value, step, metadata)
+                is_text = isinstance(value, str)
+                # TensorBoard's plugins, and the classes of their data.
+                name, data_class = ("text", 2) if is_text else ("scalars", 1)
+                metadata = tf.compat.v1.SummaryMetadata(
+                    plugin_data={"plugin_name": name}, data_class=data_class
+                )
+                kind = tf.string if is_text else tf.float32
+                tf.summary.write(tag, tf.cast(value, kind), step, metadata)
         self._writer.flush()
 
     def close(self) -> None:
         """Ends the file, after which nothing can be written."""
         self._writer.close()
-
-
-class Record:
-    """Writes the numbers of epochs, where there is a folder for them.
-
-    `log_dir` gets a folder "pipeline" for TensorBoard, `pictures` one picture
-    of each measured step. Either may be None.
-
-    Raises:
-        ValueError: If a path is none, or there are to be pictures, and no
-            matplotlib.
-    """
-
-    def __init__(
-        self,
-        log_dir: str | os.PathLike[str] | None,
-        pictures: str | os.PathLike[str] | None,
-    ) -> None:
-        self._folder, self._pictures = (
-            None if path is None else checked_path(name, path)
-            for name, path in (("log_dir", log_dir), ("pictures", pictures))
-        )
-        self._log: EventLog | None = None
-        if self._pictures is not None:
-            if not importlib.util.find_spec("matplotlib"):
-                raise ValueError(
-                    "`pictures` needs matplotlib, which is not installed. "
-                    f"Received: pictures={str(pictures)!r}. Install it with "
-                    "`pip install matplotlib`, or leave `pictures` out."
-                )
-            self._pictures.mkdir(parents=True, exist_ok=True)
-
-    def open(self) -> None:
-        """Begins a file, beside those that are there."""
-        if self._folder is not None:
-            self._log = EventLog(self._folder / "pipeline")
-
-    def write(
-        self,
-        epoch: int,
-        numbers: Mapping[str, float],
-        events: Sequence[Event],
-        advice: str,
-    ) -> None:
-        """Writes the numbers of an epoch, and draws its step if it has one."""
-        if self._log is not None:
-            tagged = {f"pipeline/{name}": v for name, v in numbers.items()}
-            self._log.write(epoch, tagged)
-        if self._log is not None and events:
-            self._log.write(epoch, {"pipeline/advice": advice}, "text")
-        if self._pictures is not None and events:
-            path = self._pictures / f"epoch_{epoch + 1:04}.png"
-            save_picture(events, f"Epoch {epoch + 1}", advice, path)
-            if self._log is not None:
-                png = path.read_bytes()
-                height, width, _ = tf.io.decode_png(png).shape
-                image = [str(width).encode(), str(height).encode(), png]
-                self._log.write(epoch, {"pipeline/timeline": image}, "images")
-
-    def close(self) -> None:
-        """Ends the files that were begun."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
 
 def plot_cells(
@@ -139,8 +65,7 @@ def plot_cells(
         to_file: The file to write, whose name ends with ".png" or ".svg".
 
     Raises:
-        ValueError: If the model is no `GPipe` or not built, or the file has
-            another ending.
+        ValueError: If the model is no `GPipe` or not built.
         OSError: If the file cannot be written.
         ImportError: If matplotlib is not installed.
 
@@ -154,28 +79,15 @@ def plot_cells(
     """
     if not hasattr(model, "built_for"):
         raise ValueError(
-            "`model` must be a `tfgpipe.GPipe`, which has cells. Received: "
+            "`model` must be a `tfgpipe.GPipe`. Received: "
             f"model={getattr(model, 'name', model)!r}, a "
-            f"{type(model).__name__}. Pass `tfgpipe.GPipe(layers)`, or draw it "
-            "by `keras.utils.plot_model`."
-        )
-    path = checked_path("to_file", to_file)
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(
-            f"`to_file` must end with {' or '.join(_SUFFIXES)}. Received: "
-            f"to_file={str(to_file)!r}."
+            f"{type(model).__name__}. Draw it by `keras.utils.plot_model`."
         )
     model.built_for("plot_cells(model)")
-    if not importlib.util.find_spec("matplotlib"):
-        raise ImportError(
-            "`tfgpipe.plot_cells` needs matplotlib, which is not installed. "
-            f"Received: to_file={str(to_file)!r}. Install it with `pip install "
-            "matplotlib`; `model.summary()` prints the cells without it."
-        )
     # Needs matplotlib, which not everyone has.
     from tfgpipe.monitor import drawing
 
-    drawing.cells_picture(model).save(path)
+    drawing.cells_picture(model).save(checked_path("to_file", to_file))
 
 
 def save_picture(

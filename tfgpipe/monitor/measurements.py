@@ -13,7 +13,6 @@ import math
 import os
 import pathlib
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -89,18 +88,11 @@ def tokens_of_example(input_spec: Nest) -> int | None:
 def flops_of_example(model: keras.Model, input_spec: Nest) -> float | None:
     """Returns the FLOPs of a forward pass of one example.
 
-    The model is built; `input_spec` describes the data. None, with a
-    warning, if examples differ in size.
+    The model is built; `input_spec` describes the data. None if examples differ
+    in size.
     """
     leaves = [x for x in keras.tree.flatten(input_spec) if x is not None]
     if any(None in tuple(leaf.shape[1:]) for leaf in leaves):
-        warnings.warn(
-            "`PipelineMonitor` leaves out `model_flops_utilisation`, as it "
-            "does not know the sizes of all examples. Received: data of "
-            f"shapes {[tuple(leaf.shape) for leaf in leaves]}. Pass "
-            "`flops_of_example`, the mean FLOPs of a forward pass.",
-            stacklevel=2,
-        )
         return None
 
     def call(x: Nest, training: bool) -> Any:
@@ -219,11 +211,12 @@ def accelerator_mib(devices: Iterable[str]) -> dict[str, float]:
     are of other processes.
     """
     used: dict[str, float] = {}
-    for spec in dict.fromkeys(map(tf.DeviceSpec.from_string, devices)):
-        if spec.device_type == "CPU" or is_remote(spec):
+    for spec in map(tf.DeviceSpec.from_string, devices):
+        if spec.device_type == "CPU":
             continue
         short = f"{spec.device_type}:{spec.device_index}"
-        with contextlib.suppress(ValueError):  # this kind does not count
+        # This kind does not count, or it is another process's.
+        with contextlib.suppress(ValueError):
             info = tf.config.experimental.get_memory_info(short)
             used |= {f"{short}_{key}": info[key] / _MIB for key in info}
     return used
@@ -241,20 +234,6 @@ def peak_mib(devices: Sequence[str], run: Callable[[], object]) -> list[float]:
     run()
     used = accelerator_mib(devices)
     return [used[key] for key in counted]
-
-
-def is_remote(spec: tf.DeviceSpec) -> bool:
-    """Returns whether a device belongs to another process."""
-    if spec.job in (None, "localhost"):
-        return False
-    here = tf.DeviceSpec.from_string(_local_device())
-    return (spec.job, spec.task) != (here.job, here.task)
-
-
-def _local_device() -> str:
-    """Returns the full name of a device of this process."""
-    with tf.device("CPU:0"):
-        return tf.constant(0).device
 
 
 def host_bytes() -> float:

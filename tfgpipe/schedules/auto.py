@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import numbers
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tfgpipe.checks import as_integer, checked_amount, checked_counts, is_amount
+import numpy as np
+
+from tfgpipe.checks import checked_counts
 from tfgpipe.schedules.orders import (
     CHUNKS,
     SCHEDULES,
     TASKS,
-    WITH_LINKS,
     Running,
     devices_of_cells,
 )
@@ -38,19 +38,15 @@ from tfgpipe.schedules.task import Task
 
 _MOST_TASKS = 400_000  # that are run in all trials together
 
-_ROUNDING = 1 + 1e-9  # of sums of sizes
-
 _SCALES = (1.0, 1.25, 1.5, 2.0, 3.0, 1e9)  # of the limits tried first
 
 
 def search(
     durations: Sequence[Sequence[float]],
     num_micro_batches: int,
-    memory: float | Sequence[float] = math.inf,
+    memory: float = math.inf,
     *,
-    sizes: Sequence[float] | None = None,
     devices: Sequence[int] | None = None,
-    link: float = 0.0,
 ) -> Schedule:
     """Finds a short schedule for given durations, within a memory limit.
 
@@ -58,14 +54,10 @@ def search(
         durations: For each cell, how long its forward task takes, the gradient
             of its inputs, and the gradient of its weights, in any unit.
         num_micro_batches: M, at least 1.
-        memory: What a device may hold at once, or each device; in the unit of
-            `sizes`.
-        sizes: What it takes to hold a micro-batch in a cell, from its forward
-            task to its weight gradient. Defaults to 1 each.
+        memory: How many micro-batches a device may hold at once: one counts,
+            once a cell, from its forward task to its weight gradient.
         devices: For each cell, the index of its device. By default, each has
             one of its own.
-        link: How long it takes from a device to another, in the unit of
-            `durations`; no device is busy meanwhile.
 
     Returns:
         The shortest found. It is as short as every schedule with a name that
@@ -80,15 +72,45 @@ def search(
     >>> found.length(lambda task: 2 if task == ("weight_gradient", 1, 0) else 1)
     14
     """
-    work = _checked(durations, num_micro_batches, memory, sizes, devices, link)
+    k = len(durations)
+    places = [*range(k)] if devices is None else [*devices]
+    num_devices = len({*places})
+    if not k or len(places) != k or {*places} != {*range(num_devices)}:
+        raise ValueError(
+            f"`devices` must have the index of a device for each of the {k} "
+            f"cells, and leave none out. Received: devices={devices!r}."
+        )
+    seconds = np.array(durations, float)
+    if seconds.shape != (k, len(TASKS)) or not (seconds >= 0).all():
+        raise ValueError(
+            f"`durations` must have {len(TASKS)} numbers from 0 for each cell. "
+            f"Received: durations={durations!r}."
+        )
+    work = UnequalCells(
+        [dict(zip(TASKS, of_cell)) for of_cell in seconds.tolist()],
+        places,
+        memory,
+        checked_counts(num_micro_batches=num_micro_batches)[0],
+    )
+    best = _shortest(work)
+    if best is None:
+        raise ValueError(
+            "`memory` must be enough to hold a micro-batch in each cell of a "
+            f"device. Received: memory={memory}, and cells on the devices "
+            f"{places}."
+        )
+    return best
+
+
+def _shortest(work: UnequalCells) -> Schedule | None:
+    """Returns the shortest schedule that was found; None if nothing fits."""
     best: Schedule | None = None
     shortest = math.inf
     for schedule in _named(work):
-        length = schedule.length(work.duration, work.link)
-        is_best = best is None or length < shortest
-        if is_best and work.fits(schedule):
+        length = schedule.length(work.duration)
+        if length < shortest and max(schedule.held()) <= work.memory:
             best, shortest = schedule, length
-    left = _MOST_TASKS // (3 * len(work.sizes) * num_micro_batches)
+    left = _MOST_TASKS // (3 * len(work.devices) * work.num_micro_batches)
     chosen = None
     for policy, limits in itertools.islice(_starts(work), max(8, left // 2)):
         tasks, length = run(work, policy, limits)
@@ -103,98 +125,20 @@ def search(
                 best, shortest = Schedule(tasks), length
             else:
                 limits[cell] -= change
-    if best is None:
-        raise ValueError(
-            "`memory` must be enough to hold a micro-batch in each cell of a "
-            f"device. Received: memory={memory}, and cells of sizes "
-            f"{work.sizes} on the devices {work.devices}."
-        )
     return best
-
-
-def _checked(
-    durations: object,
-    num_micro_batches: object,
-    memory: Any,
-    sizes: object,
-    devices: object,
-    link: object,
-) -> UnequalCells:
-    """Checks the arguments of `search`."""
-    (count,) = checked_counts(num_micro_batches=num_micro_batches)
-
-    def refused(name: str, value: object, wanted: str) -> ValueError:
-        return ValueError(
-            f"`{name}` must {wanted}. Received: {name}={value!r}."
-        )
-
-    cells = [_listed(item) for item in _listed(durations)]
-    k = len(cells)
-    if not cells or not all(
-        len(item) == len(TASKS) and all(map(is_amount, item)) for item in cells
-    ):
-        wanted = f"have three finite numbers from 0 for each cell, of {TASKS}"
-        raise refused("durations", durations, wanted)
-    cell_sizes = [1.0] * k if sizes is None else _listed(sizes)
-    each = f"for each of the {k} cells"
-    if len(cell_sizes) != k or not all(map(is_amount, cell_sizes)):
-        raise refused("sizes", sizes, f"have a finite number from 0 {each}")
-    indices = [*range(k)] if devices is None else _listed(devices)
-    places = [p for p in map(as_integer, indices) if p is not None]
-    num_devices = len({*places})
-    if (
-        len(places) != k
-        or len(indices) != k
-        or {*places} != {*range(num_devices)}
-    ):
-        wanted = f"have the index of a device {each}, and leave none out"
-        raise refused("devices", devices, wanted)
-    is_one = isinstance(memory, numbers.Real)
-    most = [memory] * num_devices if is_one else _listed(memory)
-    if len(most) != num_devices or not all(
-        is_amount(item) or item == math.inf for item in most
-    ):
-        wanted = (
-            f"be a number from 0, or one for each of the {num_devices} devices"
-        )
-        raise refused("memory", memory, wanted)
-    way = checked_amount("link", link, "the time of a transfer")
-    seconds = [dict(zip(TASKS, map(float, item))) for item in cells]
-    rounded = [_ROUNDING * float(item) for item in most]
-    return UnequalCells(seconds, cell_sizes, places, rounded, count, way)
-
-
-def _listed(value: Any) -> list[Any]:
-    """Returns the items of a list; none of anything else."""
-    try:
-        return [*value]
-    except TypeError:
-        return []
 
 
 def _named(work: UnequalCells) -> Iterator[Schedule]:
     """Yields the schedules with names that have the cells where they are."""
     num_devices = 1 + max(work.devices)
     chunks, rest = divmod(len(work.devices), num_devices)
-    shape = num_devices, work.num_micro_batches, chunks
     for name, num_chunks in CHUNKS.items():
         # One cell a device: which is "1f1b" then, or "gpipe".
         is_right = chunks > 1 if num_chunks is None else num_chunks == chunks
         if rest or not is_right:
             continue
         if [*devices_of_cells(name, num_devices, chunks)] == work.devices:
-            yield SCHEDULES[name](*shape)
-            if work.link and name in WITH_LINKS:
-                yield SCHEDULES[name](*shape, link_share=_share(work))
-
-
-def _share(work: UnequalCells) -> float:
-    """Computes the share that a link has of a cell's time, of the mean."""
-    whole = sum(sum(seconds.values()) for seconds in work.seconds)
-    most = work.num_micro_batches  # which has all of them under way
-    if work.link * len(work.seconds) >= most * whole:
-        return most
-    return work.link * len(work.seconds) / whole
+            yield SCHEDULES[name](num_devices, work.num_micro_batches, chunks)
 
 
 def _starts(work: UnequalCells) -> Iterator[tuple[Policy, list[int]]]:
@@ -212,12 +156,9 @@ def _starts(work: UnequalCells) -> Iterator[tuple[Policy, list[int]]]:
         seconds["forward"] + seconds["input_gradient"]
         for seconds in work.seconds
     ]
-    for k, (here, there) in enumerate(itertools.pairwise(work.devices)):
-        if here != there:
-            ways[k] += 2 * work.link
     behind = [*itertools.accumulate(reversed(ways))][::-1]
     several = (False, True) if len(busy) < len(ways) else (False,)
-    reserves = several if min(work.most) < math.inf else (False,)
+    reserves = several if work.memory < math.inf else (False,)
     for scale in _SCALES:
         limits = [
             max(1, math.ceil(min(scale * way / period, work.num_micro_batches)))
@@ -243,19 +184,15 @@ class UnequalCells(NamedTuple):
 
     Attributes:
         seconds: Of the three tasks of each cell.
-        sizes: For each cell, what it takes to hold a micro-batch.
         devices: For each cell, its device.
-        most: What each device may hold, with room for the rounding of sums.
+        memory: How many micro-batches a device may hold.
         num_micro_batches: M.
-        link: How long it takes to another device.
     """
 
     seconds: list[dict[str, float]]
-    sizes: list[float]
     devices: list[int]
-    most: list[float]
+    memory: float
     num_micro_batches: int
-    link: float
 
     def duration(self, task: Task) -> float:
         """Returns the seconds of a task; a whole backward task has both."""
@@ -263,11 +200,6 @@ class UnequalCells(NamedTuple):
         if task.kind == "backward":
             return seconds["input_gradient"] + seconds["weight_gradient"]
         return seconds[task.kind]
-
-    def fits(self, schedule: Schedule) -> bool:
-        """Returns whether no device holds more than it may."""
-        held = schedule.held(self.sizes)
-        return all(n <= most for n, most in zip(held, self.most))
 
 
 # The preferences of a device: gradients to forward tasks; of forward tasks, and
@@ -285,8 +217,8 @@ def run(
     if the devices come to a stop, each without room for what it could run.
     """
     gradients_first, last_forward, last_backward, reserves = policy
-    running = Running(work.devices, work.sizes)
-    cells: list[list[int]] = [[] for _ in work.most]
+    running = Running(work.devices)
+    cells: list[list[int]] = [[] for _ in running.held]
     for k, device in enumerate(work.devices):
         cells[device].append(k)
     # For each device, kinds of tasks and its cells, the preferred first.
@@ -302,11 +234,7 @@ def run(
         wishes.append([*first, ("weight_gradient", of_device)])
     # What a micro-batch will take in the cells of a device yet to come.
     room = [
-        sum(
-            work.sizes[c]
-            for c in cells[device]
-            if c == k or (reserves and c > k)
-        )
+        sum(c == k or (reserves and c > k) for c in cells[device])
         for k, device in enumerate(work.devices)
     ]
 
@@ -314,7 +242,7 @@ def run(
         return (
             m < work.num_micro_batches
             and m - running.ended[k]["input_gradient"] < limits[k]
-            and running.held[device] + room[k] <= work.most[device]
+            and running.held[device] + room[k] <= work.memory
         )
 
     def next_task(device: int) -> Task | None:
@@ -327,7 +255,7 @@ def run(
                     return Task(kind, k, m)
         return None
 
-    length = running.run(next_task, work.duration, work.link)
+    length = running.run(next_task, work.duration)
     done = [counts["weight_gradient"] for counts in running.ended]
     is_done = min(done) == work.num_micro_batches
     return running.tasks, length if is_done else math.inf

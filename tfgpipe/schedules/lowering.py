@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
 from tfgpipe.schedules.program import Op, Program, most_held
-from tfgpipe.schedules.task import HALVES, KINDS, Shard
+from tfgpipe.schedules.task import HALVES, Shard
 
 REMAT = ("except_last", "always", "never", "offload")
 Rule = str | float
@@ -228,7 +228,7 @@ def adapted(
                 continue
             op = op._replace(kind="backward")
         if cell.is_head and cell.has_backward:
-            if KINDS[op.kind].sends != "gradients":
+            if not op.takes_gradient:
                 continue
             op = op._replace(kind="head")
         left.append(op)
@@ -247,56 +247,61 @@ def recomputed(
     pass keeps nothing. All others come right before what takes their results.
     `says_keeps` is whether the schedule says which forward passes keep.
     """
-    first: dict[int, int] = {}
-    again = set()
-    for kind, k, m, *_ in ops:
-        if KINDS[kind].sends == "gradients":
-            first.setdefault(k, m)
-        elif kind == "recompute":
-            again.add((k, m))
-    kept = set()
-    for kind, k, m, _, is_said in ops:
-        keeps = is_said if says_keeps else remat.keeps(k, first.get(k) == m)
-        if kind == "forward" and keeps and facts[k].has_backward:
-            kept.add((k, m))
-    kept -= again
-    lowered = []
-    for kind, k, m, device, _ in ops:
-        is_known = (k, m) in kept or (k, m) in again
-        takes = KINDS[kind].sends == "gradients"
-        if takes and facts[k].recomputes and not is_known:
-            lowered.append(Op("recompute", k, m, device))
-        if kind != "recompute" or facts[k].recomputes:
-            keeps = kind == "forward" and (k, m) in kept
-            lowered.append(Op(kind, k, m, device, keeps))
+    first = {
+        op.cell: op.micro_batch for op in reversed(ops) if op.takes_gradient
+    }
+    again = {op.at for op in ops if op.kind == "recompute"}
+    kept = {
+        op.at
+        for op in ops
+        if op.kind == "forward"
+        and facts[op.cell].has_backward
+        and op.at not in again
+        and (
+            op.keeps
+            if says_keeps
+            else remat.keeps(op.cell, first.get(op.cell) == op.micro_batch)
+        )
+    }
+    lowered, known = [], kept | again
+    for op in ops:
+        recomputes = facts[op.cell].recomputes
+        if op.takes_gradient and recomputes and op.at not in known:
+            lowered.append(op._replace(kind="recompute", keeps=False))
+        if op.kind != "recompute" or recomputes:
+            keeps = op.kind == "forward" and op.at in kept
+            lowered.append(op._replace(keeps=keeps))
     return lowered
 
 
-def on_shards(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
+def on_shards(ops: Iterable[Op], shards: Mapping[int, Shard]) -> list[Op]:
     """Shards of a layer on their devices; other cells stay where they are.
 
     Those that run beside others come first: they follow what their caller's
     device runs before, and not a shard there.
     """
-    shards = [cell.shard for cell in facts]
-
-    def layer(op: Op) -> range | None:
-        shard = shards[op.cell]
-        return None if shard is None else shard.cells
-
     moved: list[Op] = []
-    for _, cell in itertools.groupby(ops, layer):
-        pairs = [(op, shards[op.cell]) for op in cell]
-        pairs.sort(key=lambda pair: pair[1] is None or not pair[1].is_beside)
-        moved += [
-            op if shard is None else op._replace(device=shard.device)
-            for op, shard in pairs
+    layers = itertools.groupby(
+        ops, lambda op: op.cell in shards and shards[op.cell].cells
+    )
+    for _, layer in layers:
+        on_devices = [
+            op._replace(device=shards[op.cell].device)
+            if op.cell in shards
+            else op
+            for op in layer
         ]
+        moved += sorted(
+            on_devices,
+            key=lambda op: (
+                op.cell not in shards or not shards[op.cell].is_beside
+            ),
+        )
     return moved
 
 
 def offloaded(
-    turns: Iterable[list[Op]], facts: Sequence[CellFacts], remat: Remat
+    turns: list[list[Op]], facts: Sequence[CellFacts], remat: Remat
 ) -> list[list[Op]]:
     """With what is kept sent to the host, where it is not needed at once.
 
@@ -307,7 +312,6 @@ def offloaded(
     operations run in between, at least. A device that would hold no fewer
     micro-batches sends nothing. Operations that run together are in a list.
     """
-    turns = list(turns)
     # Some keep nothing but what comes in.
     cells = {
         k
@@ -320,12 +324,12 @@ def offloaded(
     for op in itertools.chain(*turns):
         by_device[op.device].append(op)
     chosen: list[tuple[Op, Op]] = []
-    for cell in by_device.values():
-        alone = [[op] for op in cell]
-        ways = [_away(cell, cells, between) for between in (len(cell), 3, 2)]
+    for ops in by_device.values():
+        alone = [[op] for op in ops]
+        ways = [_away(ops, cells, between) for between in (len(ops), 3, 2)]
         held = [
-            most_held([*itertools.chain(*_with_transfers(alone, pairs))])
-            for pairs in ways
+            most_held([*itertools.chain(*_with_transfers(alone, way))])
+            for way in ways
         ]
         chosen += ways[held.index(min(held))]  # as few transfers as do
     return _with_transfers(turns, chosen)
@@ -342,35 +346,28 @@ def _away(
     keepers: dict[tuple[int, int], int] = {}
     pairs = []
     for i, op in enumerate(ops):
-        at = op.cell, op.micro_batch
-        takes = KINDS[op.kind].sends == "gradients"
         if op.keeps and op.cell in cells:
-            keepers[at] = i
-        elif takes and i - keepers.get(at, i) > between:
-            pairs.append((ops[keepers[at]], ops[i - 1]))
+            keepers[op.at] = i
+        elif op.takes_gradient and i - keepers.get(op.at, i) > between:
+            pairs.append((ops[keepers[op.at]], ops[i - 1]))
     return pairs
 
 
 def _with_transfers(
-    turns: Iterable[list[Op]], pairs: Sequence[tuple[Op, Op]]
+    turns: Sequence[list[Op]], pairs: Sequence[tuple[Op, Op]]
 ) -> list[list[Op]]:
     """Sends what operations keep behind them, and fetches it before others."""
-    sent = {keeper.task for keeper, _ in pairs}
-    fetched = collections.defaultdict(list)
+    sent, fetched = {}, collections.defaultdict(list)
     for keeper, before in pairs:
-        fetched[before.task].append(
-            [keeper._replace(kind="fetch", keeps=False)]
-        )
+        transfer = keeper._replace(kind="offload", keeps=False)
+        sent[keeper.task] = [transfer]
+        fetched[before.task].append([transfer._replace(kind="fetch")])
     longer = []
     for turn in turns:
         for op in turn:
             longer += fetched[op.task]
         longer.append(turn)
-        longer += [
-            [op._replace(kind="offload", keeps=False)]
-            for op in turn
-            if op.task in sent
-        ]
+        longer += [sent[op.task] for op in turn if op.task in sent]
     return longer
 
 
@@ -404,18 +401,20 @@ def lower(
             ops = grouped(ops, rules.groups)
         ops = adapted(ops, facts, count)
         ops = recomputed(ops, facts, rules, schedule.keeps is not None)
-        return on_shards(ops, facts) if shards else ops
+        return on_shards(ops, shards)
 
     replicas = []
     starts = itertools.accumulate(counts, initial=0)
     for r, (start, count) in enumerate(zip(starts, counts)):
         if count:
             whole = longest if together else schedule_of(count)
-            shift = r * num_devices
             replicas.append(
                 [
-                    Op(kind, k, m + start, d + shift, keeps)
-                    for kind, k, m, d, keeps in lowered(whole, count, remat)
+                    op._replace(
+                        micro_batch=op.micro_batch + start,
+                        device=op.device + r * num_devices,
+                    )
+                    for op in lowered(whole, count, remat)
                 ]
             )
     if together:
@@ -425,12 +424,7 @@ def lower(
     else:
         turns = [[op] for op in _in_turn(replicas)]
     turns = offloaded(turns, facts, remat)
-    return Program(
-        [op for turn in turns for op in turn],
-        num_devices * len(counts),
-        [*map(len, turns)] if together else None,
-        shards,
-    )
+    return Program(turns, num_devices * len(counts), shards)
 
 
 def _partners(

@@ -16,31 +16,19 @@ from collections.abc import Callable, Sequence
 
 from tfgpipe.checks import checked_amount, checked_shape
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import Task
+from tfgpipe.schedules.task import KINDS, Task
 
 _ROUNDING = 1e-9  # of quotients
-
-
-def gpipe(num_devices: int, num_micro_batches: int) -> Schedule:
-    """Fill-drain: all forward, then all backward, last micro-batch first.
-
-    Example:
-
-    >>> [f"{kind[0]}{m}" for kind, _, m in gpipe(2, 3).tasks[0]]
-    ['f0', 'f1', 'f2', 'b2', 'b1', 'b0']
-
-    Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure 2c
-    """
-    return breadth_first(num_devices, num_micro_batches)
 
 
 def breadth_first(
     num_devices: int, num_micro_batches: int, num_chunks: int = 1
 ) -> Schedule:
-    """As `gpipe`, with several cells on each device, one after the other.
+    """All forward, then all backward, last micro-batch first.
 
     A device runs all micro-batches through a cell before it goes on to its
-    next one: weights that are elsewhere are sent to it twice a mini-batch.
+    next one: weights that are elsewhere are sent to it twice a mini-batch. With
+    one cell a device it is "gpipe".
 
     Args:
         num_devices: D, at least 1.
@@ -52,7 +40,8 @@ def breadth_first(
     >>> [f"{kind[0]}{c}.{m}" for kind, c, m in breadth_first(2, 2, 2).tasks[0]]
     ['f0.0', 'f0.1', 'f2.0', 'f2.1', 'b2.1', 'b2.0', 'b0.1', 'b0.0']
 
-    Reference: [Lamy-Poirier, 2022](https://arxiv.org/abs/2211.05953)
+    References: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure
+    2c; [Lamy-Poirier, 2022](https://arxiv.org/abs/2211.05953)
     """
     tasks = []
     for d in range(num_devices):
@@ -73,6 +62,9 @@ def interleaved(
     link_share: float = 0.0,
 ) -> Schedule:
     """Several cells on each device, so that pipelines fill and drain faster.
+
+    With one cell a device it is "1f1b", PipeDream-flush, which goes backward as
+    soon as possible, then forward and backward in turns.
 
     Micro-batches go through the V cells of a device in groups of at least D,
     where there are as many, so that M need not be a multiple of D. Before its
@@ -96,8 +88,9 @@ def interleaved(
     >>> [interleaved(4, 16, link_share=s).held()[0] for s in (0, 0.25, 1)]
     [4, 7, 10]
 
-    References: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2;
-    for links [Zhuang et al., 2022](https://arxiv.org/abs/2211.05322), 4
+    References: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2,
+    and, of one cell, [2021](https://arxiv.org/abs/2006.09503), 3.2; for links
+    [Zhuang et al., 2022](https://arxiv.org/abs/2211.05322), 4
     """
     share = checked_amount(
         "link_share", link_share, "a transfer's share of a cell's time"
@@ -132,27 +125,6 @@ def interleaved(
             tasks_of_device += [*forward[warm_up + i : warm_up + i + 1], task]
         tasks.append(tasks_of_device)
     return Schedule(tasks)
-
-
-def one_forward_one_backward(
-    num_devices: int,
-    num_micro_batches: int,
-    link_share: float = 0.0,
-) -> Schedule:
-    """Goes backward as soon as possible, then forward and backward in turns.
-
-    Takes as long as `gpipe`, and holds fewer micro-batches.
-
-    Example:
-
-    >>> tasks = one_forward_one_backward(2, 3).tasks[0]
-    >>> [f"{kind[0]}{m}" for kind, _, m in tasks]
-    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
-
-    Reference: PipeDream-flush,
-    [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), section 3.2
-    """
-    return interleaved(num_devices, num_micro_batches, link_share=link_share)
 
 
 # ------------------------------------------------- halves of backward passes
@@ -200,7 +172,7 @@ def filled(
     """
     device_of = {t.cell: d for d, tasks in enumerate(orders) for t in tasks}
     devices = [device_of[k] for k in range(len(device_of))]
-    running = Running(devices, [1] * len(devices))
+    running = Running(devices)
     waiting = [collections.deque(tasks) for tasks in orders]
     late: list[collections.deque[Task]] = [collections.deque() for _ in orders]
 
@@ -231,80 +203,61 @@ class Running:
 
     Args:
         devices: For each cell, its device.
-        sizes: For each cell, what it takes to hold a micro-batch.
 
     Attributes:
         tasks: The tasks that each device has started, in order.
-        held: What each device holds.
+        held: How many micro-batches each device holds, once a cell.
         started: For each cell and kind, how many tasks have started.
         ended: And how many of them have ended.
     """
 
-    def __init__(self, devices: Sequence[int], sizes: Sequence[float]):
+    def __init__(self, devices: Sequence[int]):
         self._devices = devices
-        self._sizes = sizes
         num_devices = 1 + max(devices)
         self.tasks: list[list[Task]] = [[] for _ in range(num_devices)]
-        self.held = [0.0] * num_devices
-        self.started, self.ended, self._arrived = (
-            [dict.fromkeys(TASKS, 0) for _ in devices] for _ in range(3)
+        self.held = [0] * num_devices
+        self.started, self.ended = (
+            [dict.fromkeys(TASKS, 0) for _ in devices] for _ in range(2)
         )
 
     def is_ready(self, kind: str, k: int, m: int) -> bool:
-        """Returns whether all is on its device that a task takes."""
+        """Returns whether all has ended that a task takes."""
         if kind == "weight_gradient":
             return m < self.ended[k]["input_gradient"]
         if kind == "input_gradient" and m >= self.ended[k]["forward"]:
             return False
         near = k - 1 if kind == "forward" else k + 1
-        if not 0 <= near < len(self._devices):
-            return True
-        is_here = self._devices[near] == self._devices[k]
-        return m < (self.ended if is_here else self._arrived)[near][kind]
+        is_outside = not 0 <= near < len(self._devices)
+        return is_outside or m < self.ended[near][kind]
 
     def run(
         self,
         choose: Callable[[int], Task | None],
         duration: Callable[[Task], float],
-        link: float = 0.0,
     ) -> float:
         """Runs tasks until no device chooses one; returns when the last ends.
 
         `choose` returns the task that a device begins, or None to wait.
         """
-        # Ends of tasks and, on links that take time, what arrives of them.
-        events: list[tuple[float, bool, Task]] = []
-        idle, now, length = set(range(len(self.tasks))), 0.0, 0.0
+        ends: list[tuple[float, Task]] = []
+        idle, now = set(range(len(self.tasks))), 0.0
         while True:
             for device in sorted(idle):
                 task = choose(device)
                 if task is not None:
                     idle.discard(device)
-                    self._start(task)
-                    heapq.heappush(events, (now + duration(task), True, task))
-            if not events:
-                return length
-            now = events[0][0]
-            while events and events[0][0] <= now:
-                _, is_end, task = heapq.heappop(events)
-                kind, k, _ = task
-                if not is_end:
-                    self._arrived[k][kind] += 1
-                    continue
-                length = now
-                self.ended[k][kind] += 1
-                idle.add(self._devices[k])
-                if kind == "weight_gradient":  # which no other one needs
-                    self.held[self._devices[k]] -= self._sizes[k]
-                else:
-                    heapq.heappush(events, (now + link, False, task))
-
-    def _start(self, task: Task) -> None:
-        device = self._devices[task.cell]
-        self.tasks[device].append(task)
-        self.started[task.cell][task.kind] += 1
-        if task.kind == "forward":
-            self.held[device] += self._sizes[task.cell]
+                    self.tasks[device].append(task)
+                    self.started[task.cell][task.kind] += 1
+                    self.held[device] += KINDS[task.kind].holds > 0
+                    heapq.heappush(ends, (now + duration(task), task))
+            if not ends:
+                return now
+            now = ends[0][0]
+            while ends and ends[0][0] <= now:
+                task = heapq.heappop(ends)[1]
+                self.ended[task.cell][task.kind] += 1
+                idle.add(self._devices[task.cell])
+                self.held[self._devices[task.cell]] -= KINDS[task.kind].ends
 
 
 def zero_bubble(num_devices: int, num_micro_batches: int) -> Schedule:
@@ -487,8 +440,8 @@ def _dualpipe_tasks(d: int, rank: int, m: int) -> list[Task]:
 # -------------------------------------------------------------------- by name
 # How many cells a device has; None where it may be any number.
 _ORDERS: dict[str, tuple[Callable[..., Schedule], int | None]] = {
-    "gpipe": (gpipe, 1),
-    "1f1b": (one_forward_one_backward, 1),
+    "gpipe": (breadth_first, 1),
+    "1f1b": (interleaved, 1),
     "interleaved": (interleaved, None),
     "breadth_first": (breadth_first, None),
     "zero_bubble": (zero_bubble, 1),
@@ -521,8 +474,6 @@ def _checked(
 
 # By D devices, M micro-batches, and V cells a device.
 SCHEDULES = {name: _checked(*pair) for name, pair in _ORDERS.items()}
-
-WITH_LINKS = ("1f1b", "interleaved")  # that can be told of them
 
 
 def devices_for(name: str, num_cells: int, num_devices: int) -> int:

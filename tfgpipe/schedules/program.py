@@ -48,9 +48,19 @@ class Op(NamedTuple):
         return Task(self.kind, self.cell, self.micro_batch)
 
     @property
+    def at(self) -> tuple[int, int]:
+        """The cell and the micro-batch."""
+        return self.cell, self.micro_batch
+
+    @property
+    def takes_gradient(self) -> bool:
+        """Returns whether it takes one of what its cell gives."""
+        return KINDS[self.kind].sends == "gradients"
+
+    @property
     def is_backward(self) -> bool:
         """Returns whether it is of the backward pass."""
-        return KINDS[self.kind].is_backward
+        return self.takes_gradient or KINDS[self.kind].ends
 
 
 def units(op: Op) -> float:
@@ -62,30 +72,29 @@ class Program:
     """The operations of one step.
 
     Args:
-        ops: All operations, none before one that it needs, or it is an error.
+        turns: All operations, none before one that it needs; those that run
+            together in a list: the same of replicas that normalise together.
         num_devices: How many devices there are, in all replicas.
-        sizes: How many operations run together, turn by turn: the same of
-            replicas that normalise together. None: each runs alone.
         shards: The cells that are shards of a layer.
 
     Attributes:
-        ops: All operations.
+        turns: The operations, those that run together in a list.
+        ops: All operations, one after the other.
         num_devices: How many devices there are.
         note: What is to be printed besides, in one line.
     """
 
     def __init__(
         self,
-        ops: Sequence[Op],
+        turns: Sequence[list[Op]],
         num_devices: int,
-        sizes: Sequence[int] | None = None,
         shards: Mapping[int, Shard] | None = None,
     ):
         self._shards = shards or {}
-        self.ops = ops
+        self.turns = turns
+        self.ops = [op for turn in turns for op in turn]
         self.num_devices = num_devices
         self.note = ""
-        self._sizes = sizes
         self._awaited = [*self._awaits()]
 
     def __str__(self) -> str:
@@ -107,21 +116,20 @@ class Program:
 
         width = 1 + max(len(word(op)) for op in self.ops)
         digits = len(str(self.num_devices - 1))
+        # What goes beside is below what is computed.
+        lanes = ["compute", BESIDE, *(kind.lane for kind in KINDS.values())]
         rows = {
-            (d, "compute"): f"device {d:{digits}}  "
-            for d in range(self.num_devices)
+            (d, 0): f"device {d:{digits}}  " for d in range(self.num_devices)
         }
-        begin = len(rows[0, "compute"])
+        begin = len(rows[0, 0])
         for op, (start, end) in zip(self.ops, self.simulate(units)):
-            lane = op.device, self.lane(op)
-            row = rows.get(lane, f"  {lane[1]}".ljust(begin))
+            lane = self.lane(op)
+            key = op.device, lanes.index(lane)
+            row = rows.get(key, f"  {lane}").ljust(begin + int(start * width))
             taken = word(op).ljust(width)
             if end - start > 1:
                 taken = word(op).ljust(int(end - start) * width - 1, "-") + " "
-            rows[lane] = row.ljust(begin + int(start * width)) + taken
-        # What goes beside is below what is computed.
-        lanes = ["compute", BESIDE, *(kind.lane for kind in KINDS.values())]
-        order = sorted(rows, key=lambda lane: (lane[0], lanes.index(lane[1])))
+            rows[key] = row + taken
         kinds = {op.kind for op in self.ops}
         words = [
             f"{kind.letter} {name.replace('_', ' ')}"
@@ -130,19 +138,14 @@ class Program:
         ]
         if any(op.keeps for op in self.ops):
             words.append("+ keeps what the backward pass needs")
-        held = ", ".join(map(str, self.held()))
         lines = [
-            *(rows[lane].rstrip() for lane in order),
+            *(rows[key].rstrip() for key in sorted(rows)),
             f"# {', '.join(words)}",
             f"# bubble {self.bubble():.0%} if cells take equal times; "
-            f"micro-batches that devices hold: {held}",
+            "micro-batches that devices hold: "
+            f"{', '.join(map(str, self.held()))}",
         ]
         return "\n".join(lines + [f"# {self.note}"] * bool(self.note))
-
-    @property
-    def turns(self) -> list[list[Op]]:
-        """The operations, those that run together in a list."""
-        return [[self.ops[i] for i in turn] for turn in self._places_of_turns()]
 
     def lane(self, op: Op) -> str:
         """Returns the lane of a device that an operation takes: see `Kind`."""
@@ -155,20 +158,11 @@ class Program:
 
         With an offset of 1 those that take what it gives; with 0 it itself.
         """
-        if not offset:
-            return range(k, k + 1)
         shard = self._shards.get(k)
-        if shard is not None:
+        if offset and shard is not None:
             k = shard.cells.start if offset < 0 else shard.cells.stop - 1
-        near = self._shards.get(k + offset)
+        near = self._shards.get(k + offset) if offset else None
         return range(k + offset, k + offset + 1) if near is None else near.cells
-
-    def _places_of_turns(self) -> Iterator[Sequence[int]]:
-        """Yields the places in `ops` of operations that run together."""
-        first = 0
-        for size in self._sizes or itertools.repeat(1, len(self.ops)):
-            yield range(first, first + size)
-            first += size
 
     @functools.cached_property
     def by_device(self) -> list[list[Op]]:
@@ -182,25 +176,24 @@ class Program:
     def is_forward_first(self) -> bool:
         """Returns whether the loss is known before a gradient is taken."""
         last = max(op.cell for op in self.ops)
-        of_last = [op for op in self.ops if op.cell == last]
-        begin = [*itertools.takewhile(lambda op: not op.is_backward, of_last)]
-        counts = [
-            [op.kind for op in o].count("forward") for o in (begin, of_last)
+        ways = [
+            op.is_backward
+            for op in self.ops
+            if op.cell == last and (op.is_backward or op.kind == "forward")
         ]
-        return counts[0] == counts[1]
+        return ways == sorted(ways)
 
     def simulate(
         self,
         duration: Callable[[Op], float],
-        link: Callable[[Op], float] | None = None,
+        link: Callable[[Op], float] = lambda op: 0,
     ) -> list[tuple[float, float]]:
         """Simulates when operations run, if only they and transfers take time.
 
         Args:
             duration: How long an operation takes, in any unit.
             link: How long what an operation hands on is under way to another
-                device, in this unit; no device is busy meanwhile. None: no
-                time.
+                device, in this unit; no device is busy meanwhile.
 
         Returns:
             Start and end of each of `ops`: as early as its device, the
@@ -209,19 +202,19 @@ class Program:
         free: dict[tuple[int, str], float] = {}
         times: list[tuple[float, float]] = []
 
-        def ready(i: int) -> float:
-            op = self.ops[i]
+        def ready(op: Op, awaited: Sequence[int]) -> float:
             start = free.get((op.device, self.lane(op)), 0)
-            for awaited in self._awaited[i]:
-                there = times[awaited][1]
-                if link is not None and self.ops[awaited].device != op.device:
-                    there += link(self.ops[awaited])
+            for i in awaited:
+                there = times[i][1]
+                if self.ops[i].device != op.device:
+                    there += link(self.ops[i])
                 start = max(start, there)
             return start
 
-        for turn in self._places_of_turns():
-            start = max(map(ready, turn))  # partners wait for each other
-            for op in (self.ops[i] for i in turn):
+        awaited = iter(self._awaited)
+        for turn in self.turns:
+            start = max(map(ready, turn, awaited))  # partners wait
+            for op in turn:
                 end = start + duration(op)
                 free[op.device, self.lane(op)] = end
                 times.append((start, end))
@@ -235,33 +228,18 @@ class Program:
         """
         computed: dict[int, int] = {}  # by device
         places = {op[:3]: i for i, op in enumerate(self.ops)}
-        needs = {
-            name: [(n.offset, other) for n in kind.needs for other in n.kinds]
-            for name, kind in KINDS.items()
-        }
         for i, op in enumerate(self.ops):
-            name, k, m, device, _ = op
             awaited = []
-            for near, other in (
-                (near, other)
-                for offset, other in needs[name]
-                for near in self._near(k, offset)
-            ):
-                place = places.get((other, near, m))
-                if place is None:
-                    continue
-                before = self.ops[place]
-                if place > i:
-                    raise ValueError(
-                        "`ops` must have every operation after those that it "
-                        f"needs. Received: {op.task}, number {i}, before "
-                        f"{before.task}, number {place}, which it needs. Move "
-                        "the one behind the other."
-                    )
-                is_beside = self.lane(before) != self.lane(op)
-                if is_beside or before.device != device:
-                    awaited.append(place)
-            if (shard := self._shards.get(k)) is not None:
+            for kind, offset in KINDS[op.kind].needs:
+                for near in self._near(op.cell, offset):
+                    place = places.get((kind, near, op.micro_batch))
+                    if place is not None:
+                        before = self.ops[place]
+                        is_beside = self.lane(before) != self.lane(op)
+                        if is_beside or before.device != op.device:
+                            awaited.append(place)
+            device = op.device
+            if (shard := self._shards.get(op.cell)) is not None:
                 device += shard.caller - shard.device
             if self.lane(op) == "compute":
                 computed[device] = i
@@ -272,7 +250,7 @@ class Program:
     def length(
         self,
         duration: Callable[[Op], float] = units,
-        link: Callable[[Op], float] | None = None,
+        link: Callable[[Op], float] = lambda op: 0,
     ) -> float:
         """Returns when the last operation ends; see `simulate`."""
         return max(end for _, end in self.simulate(duration, link))
@@ -280,7 +258,7 @@ class Program:
     def bubble(
         self,
         duration: Callable[[Op], float] = units,
-        link: Callable[[Op], float] | None = None,
+        link: Callable[[Op], float] = lambda op: 0,
     ) -> float:
         """Returns the share of time in which devices idle; see `simulate`."""
         times = self.simulate(duration, link)
@@ -295,26 +273,17 @@ class Program:
         length = max(end for _, end in times)
         return 1 - work / (self.num_devices * length) if length else 0.0
 
-    def held(self, sizes: Sequence[float] | None = None) -> list[float]:
-        """Returns what every device holds at most, of micro-batches.
+    def held(self) -> list[int]:
+        """Returns how many micro-batches every device holds at most.
 
         One counts, once a cell, from its forward pass to the end of its last
         backward operation. What has no backward pass is not held.
-
-        Args:
-            sizes: What it takes to hold one in each cell. Defaults to 1.
         """
-        return [most_held(ops, sizes) for ops in self.by_device]
+        return [*map(most_held, self.by_device)]
 
 
-def most_held(ops: Sequence[Op], sizes: Sequence[float] | None = None) -> float:
+def most_held(ops: Sequence[Op]) -> int:
     """Returns what a device holds at most that runs these, see `held`."""
     trained = {op.cell for op in ops if KINDS[op.kind].ends}
-    now = most = 0.0 if sizes else 0
-    for op in ops:
-        if op.cell in trained:
-            kind = KINDS[op.kind]
-            size = sizes[op.cell] if sizes else 1
-            now += size * (kind.begins - kind.ends - kind.leaves)
-            most = max(most, now)
-    return most
+    changes = [KINDS[op.kind].holds for op in ops if op.cell in trained]
+    return max(itertools.accumulate(changes), default=0)

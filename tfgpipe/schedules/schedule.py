@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfgpipe.checks import checked_amount
 from tfgpipe.schedules.lowering import (
@@ -25,12 +25,12 @@ from tfgpipe.schedules.lowering import (
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.task import (
     KINDS,
+    SCHEDULED,
     Task,
     as_tasks,
     check_complete,
     in_one_order,
     places_of,
-    scheduled_kinds,
 )
 
 
@@ -83,16 +83,9 @@ class Schedule:
     def __init__(
         self, tasks: str | Iterable[Iterable[Task | tuple[str, int, int]]]
     ):
+        self.keeps: frozenset[tuple[int, int]] | None = None
         if isinstance(tasks, str):
-            tasks_of_text(tasks, self._take)
-        else:
-            self._take(tasks)
-
-    def _take(
-        self, tasks: Any, keeps: frozenset[tuple[int, int]] | None = None
-    ) -> None:
-        """Takes the tasks, checked."""
-        self.keeps = keeps
+            tasks, self.keeps = _tasks_of_text(tasks)
         self.tasks = as_tasks(tasks)
         self.num_devices = len(self.tasks)
         self._place = places_of(self.tasks)
@@ -150,21 +143,12 @@ class Schedule:
     def ops(self) -> list[Op]:
         """The tasks in the order of `order`, each with its device."""
         kept = {Task("forward", k, m) for k, m in self.keeps or ()}
-        return [
-            Op(*task, self._devices[task.cell], task in kept)
-            for task in self._order
-        ]
+        return [Op(*t, self._devices[t.cell], t in kept) for t in self._order]
 
     def recomputing(self) -> set[int]:
         """Returns the cells that recompute, whatever `remat` says."""
-        cells = {t.cell for t in self._order if t.kind == "recompute"}
-        if self.keeps is not None:
-            cells |= {
-                t.cell
-                for t in self._order
-                if t.kind == "forward" and t[1:] not in self.keeps
-            }
-        return cells
+        again = ["recompute"] + ["forward"] * (self.keeps is not None)
+        return {op.cell for op in self.ops if op.kind in again and not op.keeps}
 
     def program(
         self, remat: Rule = "never", facts: Sequence[CellFacts] | None = None
@@ -176,17 +160,11 @@ class Schedule:
             facts: What is known of each cell. None: all are trained.
 
         Raises:
-            ValueError: If there is no such rule, or facts of other cells.
+            ValueError: If there is no such rule.
         """
         rules = Remat([checked_rule(remat)] * self.num_cells)
         if facts is None:
             facts = [CellFacts(needs_dx=k > 0) for k in range(self.num_cells)]
-        if len(facts) != self.num_cells:
-            raise ValueError(
-                "`facts` must have one item for each cell of the schedule, "
-                f"{self.num_cells}. Received: {len(facts)}. Pass one "
-                "`CellFacts` a cell, or none."
-            )
         return lower(lambda _: self, facts, rules, [self.num_micro_batches])
 
     def simulate(
@@ -209,7 +187,7 @@ class Schedule:
     @functools.cached_property
     def _written(self) -> Program:
         """The tasks as they are written."""
-        return Program(self.ops, self.num_devices)
+        return Program([[op] for op in self.ops], self.num_devices)
 
     def length(
         self, duration: Callable[[Task], float], link: float = 0
@@ -223,17 +201,13 @@ class Schedule:
         """Returns the share of time in which devices idle; see `simulate`."""
         return self._written.bubble(*_of_ops(duration, link))
 
-    def held(self, sizes: Sequence[float] | None = None) -> list[Any]:
+    def held(self) -> list[int]:
         """Returns how many micro-batches every device holds at most.
 
         One counts, once a cell, from its forward task to the end of its last
         backward task. What has no backward task is not held.
-
-        Args:
-            sizes: What it takes to hold one in each cell, to have the sum of
-                these instead of the number.
         """
-        return self._written.held(sizes)
+        return self._written.held()
 
 
 def _of_ops(
@@ -244,125 +218,62 @@ def _of_ops(
     return lambda op: duration(op.task), lambda op: link
 
 
-# ------------------------------------------------------------------- from text
 _LABEL = re.compile(r"\s*device\s+([0-9]+)(?!\S)")
 
-_AT = re.compile(r"at position (\d+) of device (\d+)")
 
-_ON = re.compile(r"on device (\d+)")
+def _tasks_of_text(
+    text: str,
+) -> tuple[list[list[Task]], frozenset[tuple[int, int]] | None]:
+    """Reads the tasks of each device, and which forward tasks keep.
 
-_WORD = re.compile(r"\S+")
-
-
-class _Word(NamedTuple):
-    """A task, whether it keeps, and where it is written."""
-
-    task: Task
-    keeps: bool
-    line: int
-    end: int
-
-
-def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
-    """Makes something of the tasks that a text says.
-
-    Args:
-        text: As a `Program` is printed; what follows a `#` is left out. Without
-            names of devices, rows are devices 0, 1 and so on. Where no cell is
-            said, it is the device's index.
-        make: Makes it of a list of tasks for each device, and the (cell,
-            micro-batch) whose forward task keeps, or None where that is not
-            said. What it refuses at some position of a device is marked in the
-            text.
-
-    Raises:
-        ValueError: If the text says something else, or `make` refuses it.
+    The text is as a `Program` is printed; what follows a `#` is left out.
+    Without names of devices, rows are devices 0, 1 and so on. Where no cell is
+    said, it is the device's index. The forward tasks that keep are told by cell
+    and micro-batch; None where that is not said.
     """
-    lines = text.splitlines()
-    kinds = {KINDS[kind].letter: kind for kind in scheduled_kinds()}
-    task_word = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
-
-    def refused(
-        problem: object, line: int, end: int | None = None
-    ) -> ValueError:
-        """Returns an error with a mark behind a place of the text."""
-        shown, written = [*lines], lines[line]
-        if end is None:
-            end = len(written.partition("#")[0].rstrip())
-        shown[line] = f"{written[:end]} <-- here{written[end:]}"
-        marked = "\n".join(row for row in shown if row.strip())
-        return ValueError(f"{problem}\n{marked}")
-
-    rows: dict[int, list[_Word]] = {}
-    line_of: dict[int, int] = {}
-    for line, with_comment in enumerate(lines):
-        written = with_comment.partition("#")[0]
-        label = _LABEL.match(written)
+    kinds = {KINDS[kind].letter: kind for kind in SCHEDULED}
+    pattern = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
+    rows: dict[int, list[Task]] = {}
+    keepers: list[Task] = []
+    for line in text.splitlines():
+        written = line.partition("#")[0]
         if not written.strip():
             continue
+        label = _LABEL.match(written)
         device = int(label[1]) if label else len(rows)
-        words = []
-        for match in _WORD.finditer(written, label.end() if label else 0):
-            word = re.fullmatch(task_word, match[0])
-            if word is None:
-                raise refused(
+        words = written[label.end() if label else 0 :].split()
+        if device in rows or not words:
+            raise ValueError(
+                "`tasks` must have one row of tasks a device. Received: "
+                f"{line!r}, without any or for a device that has one."
+            )
+        rows[device] = []
+        for word in words:
+            match = re.fullmatch(pattern, word)
+            if match is None:
+                raise ValueError(
                     f"`tasks` must be one of the letters {', '.join(kinds)} "
                     "each, and its micro-batch or its cell and micro-batch, as "
-                    f"in F0 or F3.0. Received: {match[0]!r}.",
-                    line,
-                    match.end(),
+                    f"in F0 or F3.0. Received: {word!r} in {line!r}."
                 )
-            letter, first, second, plus = word.groups()
+            letter, first, second, plus = match.groups()
             k, m = (device, first) if second is None else (first, second)
-            task = Task(kinds[letter], int(k), int(m))
-            words.append(_Word(task, bool(plus), line, match.end()))
-        if device in rows or not words:
-            received = (
-                f"device {device} again" if words else "a row without tasks"
-            )
-            raise refused(
-                "`tasks` must have one row of tasks a device. Received: "
-                f"{received}.",
-                line,
-            )
-        rows[device], line_of[device] = words, line
-    missing = {*range(len(rows) or 1)} - {*rows}
-    if missing:
-        problem = (
-            "`tasks` must have a row for each device, from 0. Received: no row "
-            f"of device {min(missing)}."
+            rows[device].append(Task(kinds[letter], int(k), int(m)))
+            keepers += rows[device][-1:] * bool(plus)
+    if not rows or {*rows} != {*range(len(rows))}:
+        raise ValueError(
+            "`tasks` must have a row for each device, from 0. Received: rows "
+            f"of the devices {sorted(rows)}."
         )
-        if not rows:
-            raise ValueError(problem)
-        raise refused(problem, line_of[max(rows)])
-    kept = _kept([word for row in rows.values() for word in row], refused)
-    tasks = [[word.task for word in rows[d]] for d in range(len(rows))]
-    try:
-        return make(tasks, kept)
-    except ValueError as error:
-        device = max(rows)
-        if at := _AT.search(str(error)):
-            position, device = map(int, at.groups())
-            place = rows[device][position]
-            raise refused(error, place.line, place.end) from None
-        if on := _ON.search(str(error)):
-            device = int(on[1])
-        raise refused(error, line_of[device]) from None
-
-
-def _kept(
-    words: Sequence[_Word], refused: Callable[..., ValueError]
-) -> frozenset[tuple[int, int]] | None:
-    """Reads which forward tasks keep: cells and micro-batches, or None."""
-    again = {word.task[1:] for word in words if word.task.kind == "recompute"}
-    kept = [word for word in words if word.keeps]
-    for task, _, line, end in kept:
+    again = {
+        t[1:] for row in rows.values() for t in row if t.kind == "recompute"
+    }
+    for task in keepers:
         if task.kind != "forward" or task[1:] in again:
-            raise refused(
+            raise ValueError(
                 "A + must be at a forward task, which keeps what the backward "
                 "pass needs, and of which there is no recomputation. Received: "
-                f"one at {task}. Take it, or the R, out.",
-                line,
-                end,
+                f"one at {task}."
             )
-    return frozenset(word.task[1:] for word in kept) or None
+    kept = frozenset(task[1:] for task in keepers) or None
+    return [rows[device] for device in range(len(rows))], kept

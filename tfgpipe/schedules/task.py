@@ -23,9 +23,10 @@ Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
+import graphlib
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import as_integer
@@ -55,95 +56,54 @@ class Shard(NamedTuple):
         return self.device != self.caller
 
 
-class Need(NamedTuple):
-    """Operations on the same micro-batch whose results a kind takes.
-
-    Attributes:
-        offset: Of their cell: -1 is the cell before, 0 the same one.
-        kinds: Which ones, as far as a schedule has them.
-    """
-
-    offset: int
-    kinds: tuple[str, ...]
-
-
 class Kind(NamedTuple):
     """The properties of a kind.
 
     Attributes:
         letter: In texts.
-        needs: What it waits for.
+        needs: The operations on the same micro-batch whose results it takes,
+            as far as a schedule has them: each a kind, and how many cells
+            further on.
         units: How long it takes among equal cells, a forward pass as the unit.
         lane: Which of a device's lanes it takes: those run side by side. In
             others than "compute", it follows what was computed before it.
-        is_backward: Whether it takes a gradient: it is of the backward pass.
         sends: What another cell takes of it: "outputs", "gradients" or "".
-        begins: Whether a cell holds something of the micro-batch from it on.
-        ends: Whether it ends the work on it, and frees its activations.
-        leaves: Whether the activations leave the device.
-        is_optional: Whether a micro-batch may do without it.
-        is_scheduled: Whether schedules have it; else a pass adds it.
+        holds: How many micro-batches more a cell holds after it.
+        ends: Whether it ends the work on the micro-batch.
     """
 
     letter: str
-    needs: tuple[Need, ...]
+    needs: tuple[tuple[str, int], ...]
     units: float = 1
     lane: str = "compute"
-    is_backward: bool = False
     sends: str = ""
-    begins: bool = False
+    holds: int = 0
     ends: bool = False
-    leaves: bool = False
-    is_optional: bool = False
-    is_scheduled: bool = True
 
-
-_GRADIENTS = ("backward", "input_gradient", "head")
 
 _FOR_GRADIENTS = (
-    Need(0, ("forward", "recompute", "fetch")),
-    Need(1, _GRADIENTS),
+    *(("forward", 0), ("recompute", 0), ("fetch", 0)),
+    *(("backward", 1), ("input_gradient", 1), ("head", 1)),
 )
 
 KINDS = {
-    "forward": Kind(
-        "F", (Need(-1, ("forward",)),), sends="outputs", begins=True
-    ),
-    "recompute": Kind("R", (Need(0, ("forward",)),), is_optional=True),
+    "forward": Kind("F", (("forward", -1),), sends="outputs", holds=1),
+    "recompute": Kind("R", (("forward", 0),)),
     "backward": Kind(
-        "B", _FOR_GRADIENTS, 2, is_backward=True, sends="gradients", ends=True
+        "B", _FOR_GRADIENTS, 2, sends="gradients", holds=-1, ends=True
     ),
-    "input_gradient": Kind(
-        "I", _FOR_GRADIENTS, is_backward=True, sends="gradients"
-    ),
-    "weight_gradient": Kind(
-        "W", (Need(0, ("input_gradient",)),), is_backward=True, ends=True
-    ),
+    "input_gradient": Kind("I", _FOR_GRADIENTS, sends="gradients"),
+    "weight_gradient": Kind("W", (("input_gradient", 0),), holds=-1, ends=True),
 }
-# Which schedules have not, and passes add.
-KINDS["head"] = KINDS["backward"]._replace(
-    letter="H",
-    needs=KINDS["forward"].needs,
-    units=3,
-    begins=True,
-    is_scheduled=False,
-)
-# As slow as pays: a transfer takes half the time of a forward pass.
-_TRANSFER = Kind("", (), 0.5, is_scheduled=False)
-KINDS["offload"] = _TRANSFER._replace(
-    letter="O", needs=(Need(0, ("forward",)),), lane="to host", leaves=True
-)
-KINDS["fetch"] = _TRANSFER._replace(
-    letter="T", needs=(Need(0, ("offload",)),), lane="from host", begins=True
-)
 
+SCHEDULED = tuple(KINDS)  # of which schedules are made; passes add the others
 
-def scheduled_kinds() -> list[str]:
-    """Returns the kinds of which schedules are made."""
-    return [
-        kind for kind, properties in KINDS.items() if properties.is_scheduled
-    ]
-
+KINDS |= {
+    "head": Kind("H", (("forward", -1),), 3, sends="gradients", ends=True),
+    # As slow as pays: a transfer takes half the time of a forward pass.
+    "offload": Kind("O", (("forward", 0),), 0.5, "to host", holds=-1),
+    "fetch": Kind("T", (("offload", 0),), 0.5, "from host", holds=1),
+}
 
 # A backward pass is whole, or has these.
 HALVES = ("input_gradient", "weight_gradient")
@@ -174,8 +134,7 @@ class Task(NamedTuple):
         kind = KINDS.get(self.kind)  # an update of weights has none
         return [
             Task(other, self.cell + offset, self.micro_batch)
-            for offset, kinds in (kind.needs if kind else ())
-            for other in kinds
+            for other, offset in (kind.needs if kind else ())
         ]
 
 
@@ -183,53 +142,34 @@ class Task(NamedTuple):
 Places = dict[Task, tuple[int, int]]
 
 
-def _at(task: Task, places: Places) -> str:
-    device, position = places[task]
-    return f"{task} at position {position} of device {device}"
+def _at(task: Task, place: tuple[int, int]) -> str:
+    return f"{task} at position {place[1]} of device {place[0]}"
 
 
 def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
     """Makes tuples of `Task` of the lists that the user wrote."""
     try:
-        devices = [list(tasks_of_device) for tasks_of_device in tasks]
+        listed = [[Task(*task) for task in of_device] for of_device in tasks]
     except TypeError:
-        devices = []
-    if not devices or not all(devices):
+        listed = []
+    if not listed or not all(listed):
         raise ValueError(
-            "`tasks` must be one list of tasks a device, none of them empty. "
-            f"Received: tasks={tasks!r}. Pass a list of lists of `Task`."
+            "`tasks` must be one list of tasks a device, none of them empty, "
+            "as in [[('forward', 0, 0), ('backward', 0, 0)]]. Received: "
+            f"tasks={tasks!r}."
         )
-    return tuple(
-        tuple(
-            _as_task(entry, f"at position {position} of device {d}")
-            for position, entry in enumerate(tasks_of_device)
-        )
-        for d, tasks_of_device in enumerate(devices)
-    )
+    return tuple(tuple(map(_checked, of_device)) for of_device in listed)
 
 
-def _as_task(entry: Any, at: str) -> Task:
-    """Checks a task that the user wrote, on its own."""
-    if not isinstance(entry, (tuple, list)) or len(entry) != 3:
+def _checked(task: Task) -> Task:
+    k, m = as_integer(task.cell), as_integer(task.micro_batch)
+    if task.kind not in SCHEDULED or k is None or m is None or min(k, m) < 0:
         raise ValueError(
-            "`tasks` must hold a `Task` or a tuple (kind, cell, micro-batch) "
-            f"for every task. Received: {entry!r} {at}. Pass one list a "
-            "device, as in [[('forward', 0, 0), ('backward', 0, 0)]]."
+            f"`tasks` must be of the kinds {SCHEDULED}, with cells and "
+            "micro-batches that are integers from 0. Received: "
+            f"{tuple(task)!r}."
         )
-    kind, *indices = entry
-    if kind not in scheduled_kinds():
-        raise ValueError(
-            f"`tasks` must be of the kinds {scheduled_kinds()}. Received: "
-            f"{kind!r} {at}."
-        )
-    k, m = map(as_integer, indices)
-    if k is None or m is None or min(k, m) < 0:
-        raise ValueError(
-            "`tasks` must have cells and micro-batches that are integers from "
-            f"0. Received: {tuple(entry)!r} {at}. Write (kind, cell, "
-            "micro-batch)."
-        )
-    return Task(kind, k, m)
+    return Task(task.kind, k, m)
 
 
 def places_of(tasks: tuple[tuple[Task, ...], ...]) -> Places:
@@ -238,19 +178,19 @@ def places_of(tasks: tuple[tuple[Task, ...], ...]) -> Places:
     devices: dict[int, int] = {}
     for device, tasks_of_device in enumerate(tasks):
         for position, task in enumerate(tasks_of_device):
-            here = f"at position {position} of device {device}"
+            here = device, position
             if task in places:
                 raise ValueError(
                     "`tasks` must have every task once. Received: "
-                    f"{_at(task, places)}, and again {here}. Remove one."
+                    f"{_at(task, places[task])}, and {_at(task, here)}."
                 )
             if devices.setdefault(task.cell, device) != device:
                 raise ValueError(
                     "`tasks` must have all tasks of a cell on one device. "
-                    f"Received: {task} {here}, but others of this cell on "
-                    f"device {devices[task.cell]}. Move it there."
+                    f"Received: {_at(task, here)}, but others of this cell on "
+                    f"device {devices[task.cell]}."
                 )
-            places[task] = device, position
+            places[task] = here
     return places
 
 
@@ -259,32 +199,23 @@ def check_complete(
 ) -> None:
     """Every micro-batch has its tasks in every cell."""
     is_training = any(task.kind != "forward" for task in places)
-    optional = {kind for kind in KINDS if KINDS[kind].is_optional}
-    devices = {task.cell: device for task, (device, _) in places.items()}
     # Not a product, which would be a list of all.
     pairs = ((k, m) for k in range(num_cells) for m in range(num_micro_batches))
     for k, m in pairs:
-        has = {kind for kind in KINDS if Task(kind, k, m) in places}
+        has = [kind for kind in SCHEDULED if Task(kind, k, m) in places]
         needed = ["forward"]
-        if has & {*HALVES}:
+        if {*has} & {*HALVES}:
             needed += HALVES
         elif is_training:
             needed.append("backward")
-        for kind in needed:
-            if kind not in has:
-                where = f" on device {devices[k]}" if k in devices else ""
-                raise ValueError(
-                    "`tasks` must have every task of each of the "
-                    f"{num_micro_batches} micro-batches in each of the "
-                    f"{num_cells} cells. Received: no {Task(kind, k, m)}"
-                    f"{where}. Add it."
-                )
-        if has - {*needed} - optional:
+        if [kind for kind in has if kind != "recompute"] != needed:
             raise ValueError(
-                "`tasks` must have, for a micro-batch in a cell, either a "
-                "backward, or an input_gradient and a weight_gradient. "
-                f"Received: both for micro-batch {m} in cell {k}. Remove "
-                f"{_at(Task('backward', k, m), places)}."
+                "`tasks` must have, for each of the "
+                f"{num_micro_batches} micro-batches in each of the "
+                f"{num_cells} cells, a forward and, to train, a backward, or "
+                "an input_gradient and a weight_gradient. Received: "
+                f"{', '.join(has) or 'nothing'} for micro-batch {m} in cell "
+                f"{k}."
             )
 
 
@@ -305,53 +236,31 @@ def in_one_order(places: Places) -> list[Task]:
     Of the tasks that could be next, the last cell's is taken. If devices would
     wait for each other for ever, it is an error.
     """
-    needs = {
-        task: [need for need in task.needs() if need in places]
-        for task in places
+    awaited = {
+        task: [t for t in task.needs() if t in places] for task in places
     }
-    # A task waits for those it needs and for the one before on its device.
-    waits = {task: len(awaited) for task, awaited in needs.items()}
-    followers: dict[Task, list[Task]] = {task: [] for task in needs}
-    for task, awaited in needs.items():
-        for need in awaited:
-            followers[need].append(task)
     for before, task in itertools.pairwise(places):
         if places[before][0] == places[task][0]:
-            waits[task] += 1
-            followers[before].append(task)
-    ready = [(-task.cell, task) for task, count in waits.items() if count == 0]
-    heapq.heapify(ready)
+            awaited[task].append(before)
+    sorter = graphlib.TopologicalSorter(awaited)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        around = itertools.pairwise(reversed(error.args[1]))
+        waiting = "; ".join(
+            f"{_at(task, places[task])} waits for {_at(need, places[need])}"
+            for task, need in around
+            if need in task.needs()
+        )
+        raise ValueError(
+            "`tasks` must not let devices wait for ever. Received: "
+            f"{waiting}. Have one of these devices run what is awaited earlier."
+        ) from None
     order: list[Task] = []
-    while ready:
-        _, task = heapq.heappop(ready)
-        order.append(task)
-        for follower in followers[task]:
-            waits[follower] -= 1
-            if waits[follower] == 0:
-                heapq.heappush(ready, (-follower.cell, follower))
-    if len(order) < len(places):
-        _raise_deadlock(places, needs, {*order})
+    ready: list[tuple[int, Task]] = []
+    while sorter.is_active():
+        for task in sorter.get_ready():
+            heapq.heappush(ready, (-task.cell, task))
+        order.append(heapq.heappop(ready)[1])
+        sorter.done(order[-1])
     return order
-
-
-def _raise_deadlock(
-    places: Places, needs: Mapping[Task, Sequence[Task]], done: set[Task]
-) -> None:
-    """Names the tasks that wait for each other: the first of some devices."""
-    next_of: dict[int, Task] = {}
-    for task, (device, _) in places.items():
-        if task not in done:
-            next_of.setdefault(device, task)
-    path: dict[Task, Task] = {}  # each with what it waits for
-    task = next(iter(next_of.values()))
-    while task not in path:
-        path[task] = next(need for need in needs[task] if need not in done)
-        task = next_of[places[path[task]][0]]
-    waiting = "; ".join(
-        f"{_at(t, places)} waits for {_at(path[t], places)}"
-        for t in itertools.dropwhile(lambda t: t != task, path)
-    )
-    raise ValueError(
-        "`tasks` must not let devices wait for ever. Received: "
-        f"{waiting}. Have one of these devices run what is awaited earlier."
-    )

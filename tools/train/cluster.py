@@ -6,13 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from tfgpipe.hosts import link, worker
-from tfgpipe.hosts.addresses import (
-    Host,
-    Hosts,
-    check_different,
-    hosts_of,
-    of_workers,
-)
+from tfgpipe.hosts.addresses import Hosts, hosts_of, of_workers
 
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
@@ -66,10 +60,7 @@ def _from_tf_config(text: str) -> Hosts | None:
             f"Received: {received}. Leave out other jobs: the controller "
             "evaluates, and variables are with the cells."
         )
-    hosts: list[Host] = []
-    for job in _JOBS:
-        hosts += hosts_of(job, jobs.get(job, []), received)
-    check_different(hosts, received)
+    hosts = hosts_of({job: jobs.get(job, []) for job in _JOBS}, received)
     here = [h for h in hosts if (h.job, h.index) == job_and_index]
     if not here:
         known = ", ".join(f"{host.job} {host.index}" for host in hosts)
@@ -78,7 +69,7 @@ def _from_tf_config(text: str) -> Hosts | None:
             f"{known}. Received: {received}. Set its task on each host, as in "
             f"{_EXAMPLE}."
         )
-    return Hosts(tuple(hosts), here[0]) if len(hosts) > 1 else None
+    return Hosts(hosts, here[0]) if len(hosts) > 1 else None
 
 
 def serve_once(

@@ -44,7 +44,8 @@ def story(monkeypatch):
 
         left = iter(range(400))
         monkeypatch.setattr(controller.time, "sleep", sleep)
-        return wait_until_silent(watched, ["CPU:0"], ask), asked
+        monkeypatch.setattr(controller, "ask_devices", ask)
+        return wait_until_silent(watched, ["CPU:0"]), asked
 
     return run
 

@@ -88,9 +88,9 @@ def test_layers_of_measured_cells_share_their_seconds_by_cost():
     ],
 )
 def test_no_move_is_told_where_none_helps(seconds, cells):
-    assert advice(seconds, cells) == (
-        f"cell 1 takes {seconds[1] / sum(seconds) * 2:.2f} times the mean, and "
-        "no move of layers to its neighbours would help"
+    assert advice(seconds, cells).startswith(
+        "no move of layers would help: cell 1 takes "
+        f"{seconds[1] / sum(seconds) * 2:.2f} times the mean"
     )
 
 
@@ -129,7 +129,7 @@ def test_devices_that_wait_between_tasks_are_the_reason():
     events = spread_out(2.0)
     found = advise(events, cells, 16, 64, lambda m: 1 / (m + 1))
     assert found == (
-        "bubble 68%, ideal 6%: devices wait between tasks, which take 1.5 ms "
+        "bubble 68%: devices wait between tasks, which take 1.5 ms "
         "on average; without that it would be 6%. Larger micro-batches would "
         "help: more rows in a mini-batch, or fewer micro-batches"
     )
@@ -143,7 +143,7 @@ def test_devices_that_wait_between_tasks_are_the_reason():
 def test_balanced_cells_are_said_to_be_so():
     assert advice([1.0, 1.05], layout([1], [1])) == (
         "balanced: cell 1 takes 1.02 times the mean, and is the slowest; "
-        "bubble 8%, ideal 6%"
+        "bubble 8%"
     )
 
 

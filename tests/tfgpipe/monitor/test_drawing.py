@@ -14,14 +14,6 @@ import tfgpipe
 from tfgpipe.monitor import drawing, plot_cells, save_picture
 
 
-def boxes(picture):
-    """Names, starts and widths of boxes, row by row."""
-    return [
-        [(box.name, box.start, box.width) for box in row.boxes]
-        for row in picture.rows
-    ]
-
-
 def test_timeline_in_a_file_has_its_numbers(tmp_path):
     path = tmp_path / "a.svg"
     save_picture(events(), "Epoch 3", "move layer 'a'", path)
@@ -41,13 +33,9 @@ def test_cells_have_a_box_a_call_as_wide_as_its_cost():
     picture = drawing.cells_picture(
         model(layers_per_cell=[3, 1], devices=devices)
     )
-    assert boxes(picture) == [
-        [
-            ("call-0-0", 0, pytest.approx(1 / 8)),
-            ("call-0-1", pytest.approx(1 / 8), pytest.approx(3 / 8)),
-            ("call-0-2", pytest.approx(4 / 8), pytest.approx(2 / 8)),
-        ],
-        [("call-1-0", 0, pytest.approx(2 / 8))],
+    assert [[box.width for box in row.boxes] for row in picture.rows] == [
+        pytest.approx([1 / 8, 3 / 8, 2 / 8]),
+        pytest.approx([2 / 8]),
     ]
     assert [row.label for row in picture.rows] == [
         "cell 0\nCPU:3",
@@ -70,24 +58,12 @@ def test_equal_models_give_equal_files(suffix, tmp_path, monkeypatch):
     assert len([*tmp_path.iterdir()]) == 2
 
 
-@pytest.mark.parametrize("name", ["cells.pdf", "cells"])
-def test_other_files_are_refused(name, tmp_path):
-    with pytest.raises(ValueError, match="`to_file` must end with"):
-        plot_cells(model(), tmp_path / name)
-
-
 def test_other_models_have_no_cells(tmp_path):
     plain = keras.Sequential([keras.Input((2,))], name="plain")
-    with pytest.raises(ValueError, match=r"'plain', a Sequential. Pass .*"):
+    with pytest.raises(ValueError, match=r"'plain', a Sequential. Draw .*"):
         plot_cells(plain, tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"plot_cells.*model.build"):
         plot_cells(tfgpipe.GPipe([kl.Dense(2)], 1), tmp_path / "a.png")
-
-
-def test_missing_matplotlib_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"a.svg.*pip install matplotlib"):
-        plot_cells(model(), tmp_path / "a.svg")
 
 
 def test_nothing_but_drawing_needs_matplotlib():

@@ -18,9 +18,9 @@ from tfgpipe.schedules.lowering import (
     recomputed,
 )
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
-from tfgpipe.schedules.program import Op, Program, units
+from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import KINDS, Kind, Need
+from tfgpipe.schedules.task import KINDS
 
 LETTERS = dict(zip("FRBIWHOT", KINDS, strict=True))
 
@@ -161,17 +161,15 @@ def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
     assert only.program(facts=[FROZEN]).is_forward_first
 
 
-def test_wrong_rule_and_facts_of_other_cells_are_refused():
-    schedule = SCHEDULES["gpipe"](2, 2)
+def test_wrong_rule_is_refused():
     with pytest.raises(ValueError, match=r"`remat` must be one of .*'Never'"):
-        schedule.program("Never")
-    with pytest.raises(ValueError, match="each cell of the schedule, 2"):
-        schedule.program("never", [FIRST])
+        SCHEDULES["gpipe"](2, 2).program("Never")
 
 
 # ------------------------------------------------------------- the simulation
 def test_simulation_is_as_early_as_devices_and_links_allow():
-    program = Program([*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")], 2)
+    run = [*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")]
+    program = Program([[op] for op in run], 2)
     times = program.simulate(lambda op: 1 + op.cell, lambda op: 0.5)
     assert times == [(0, 1), (1.5, 3.5), (3.5, 5.5), (6.0, 7.0)]
     assert program.length(lambda op: 1) == 4
@@ -334,24 +332,3 @@ def test_events_number_devices_as_the_program_does():
     ops = model.program(4).ops
     assert measured == {op.task: op.device for op in ops}
     assert [cell.device[-1] for cell in model.cells()] == ["2", "3"]
-
-
-def test_program_refuses_an_operation_before_one_that_it_needs():
-    with pytest.raises(ValueError, match="number 0, before forward"):
-        Program(ops("F1.0 F0.0"), 1)
-
-
-def test_a_new_kind_is_a_row_of_the_table(monkeypatch):
-    """A copy to the host after a forward pass, beside what is computed."""
-    own = Kind("C", (Need(0, ("forward",)),), 3, "copy", is_optional=True)
-    monkeypatch.setitem(KINDS, "copy", own)
-    schedule = Schedule("F0 C0 F1 B1 B0")
-    assert schedule.tasks[0][1] == ("copy", 0, 0)
-    program = schedule.program()
-    times = dict(zip((op.task for op in program.ops), program.simulate(units)))
-    assert times["copy", 0, 0] == (1, 4)  # while the next ones run
-    assert times["forward", 0, 1] == (1, 2)
-    assert times["backward", 0, 1] == (2, 4)
-    assert "C copy" in str(program)
-    with pytest.raises(ValueError, match=r"copy.* waits for forward"):
-        Schedule("C0 F0 B0")

@@ -33,7 +33,9 @@ def test_text_can_be_read_back(name, devices, m):
     program = schedule.program(facts=facts)
     assert Schedule(str(program)).tasks == schedule.tasks
     always = Schedule(str(schedule.program("always", facts)))
-    assert Schedule(str(Program(always.ops, devices))) == always
+    assert (
+        Schedule(str(Program([[op] for op in always.ops], devices))) == always
+    )
     kinds = [task.kind for task in always.order()]
     assert kinds.count("recompute") == m * schedule.num_cells
 
@@ -66,52 +68,28 @@ def test_what_a_text_says_is_what_runs(text, runs, remat):
 
 
 REFUSED = {
-    "digit": ("F\u0663 B\u0663", r"Received: 'F\u0663'\.\nF\u0663 <-- here B"),
-    "device_digit": ("device \u0660  F0 B0", "device <-- here"),
+    "digit": ("F\u0663 B\u0663", r"Received: 'F\u0663' in 'F\u0663 B\u0663'"),
+    "device_digit": ("device \u0660  F0 B0", "Received: 'device' in"),
     "keeps_and_recomputes": (
         "F0 F1+ R1 B1 B0",
-        r"of which there is no recomputation.*\nF0 F1\+ <-- here R1 B1 B0$",
+        r"no recomputation.*one at forward\(cell=0, micro_batch=1\)",
     ),
-    "backward_keeps": ("F0 B0+", r"must be at a forward.*\nF0 B0\+ <-- here$"),
-    "whole_and_halves": (
-        "F0 B0 I0 W0",
-        r"Remove backward\(cell=0, micro_batch=0\) at .*\nF0 B0 <-- here I0 W0",
-    ),
-    "no_such_cell": (
-        "F0.0 B0.0 F2.0 B2.0",
-        r"no forward\(cell=1, micro_batch=0\)\. Add it\.\nF.* B2\.0 <-- here$",
-    ),
-    "kind": ("F0 X0", r"'X0'\.\nF0 X0 <-- here$"),
-    "no_number": ("F0 B", r"'B'\.\nF0 B <-- here$"),
-    "words": ("gpipe", r"Received: 'gpipe'\.\ngpipe <-- here$"),
-    "twice": ("F0 F0 B0", r"every task once.*\nF0 <-- here F0 B0$"),
-    "second_row": (
-        "device 0  F0 B0\ndevice 1  F0 F1 B0",
-        r"no forward\(cell=0, micro_batch=1\) on device 0.*"
-        r"\ndevice 0  F0 B0 <-- here\n",
-    ),
-    "too_early": (
-        "F0 B1 F1 B0",
-        r"wait for ever.*\nF0 B1 <-- here F1 B0$",
-    ),
+    "backward_keeps": ("F0 B0+", r"must be at a forward.*one at backward"),
+    "kind": ("F0 X0", "'X0' in 'F0 X0'"),
+    "no_number": ("F0 B", "'B' in 'F0 B'"),
+    "twice": ("F0 F0 B0", "every task once.*position 1 of device 0"),
     "device_twice": (
-        "device 0  F0 B0\ndevice 0  F0 B0",
-        r"device 0 again\.\ndevice 0  F0 B0\ndevice 0  F0 B0 <-- here$",
+        "device 0  F0 B0\ndevice 0  F1 B1",
+        "'device 0  F1 B1', without any or for a device that has one",
     ),
-    "device_missing": (
-        "device 1  F0 B0",
-        r"no row of device 0\.\ndevice 1  F0 B0 <-- here$",
-    ),
-    "nothing": ("", r"no row of device 0\.$"),
-    "empty_row": (
-        "device 0\ndevice 1  F1.0 B1.0",
-        r"a row without tasks\.\ndevice 0 <-- here\n",
-    ),
+    "device_missing": ("device 1  F0 B0", r"of the devices \[1\]"),
+    "nothing": ("", r"of the devices \[\]"),
+    "empty_row": ("device 0\ndevice 1  F1.0 B1.0", "'device 0', without any"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_texts_are_marked(name):
+def test_texts_are_refused(name):
     text, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         Schedule(text)
