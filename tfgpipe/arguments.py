@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from keras import tree
@@ -147,10 +147,8 @@ class Arguments:
         )
         if self._given["skip_outliers"] is not None and not self.skip_nonfinite:
             self._problems.append(
-                "`skip_outliers` must be None unless `skip_nonfinite` is "
-                f"True. Received: skip_outliers={given['skip_outliers']!r} and "
-                f"skip_nonfinite={self._given['skip_nonfinite']!r}. Pass "
-                "skip_nonfinite=True, too."
+                "`skip_outliers` needs skip_nonfinite=True. Received: "
+                f"skip_outliers={given['skip_outliers']!r} without it."
             )
         self.trial = self._checked("trial", checked_choice, TRIALS) or "warn"
         self.weights_on = names.name_of(self._given["weights_on"])
@@ -191,24 +189,20 @@ class Arguments:
             self.devices += of_cells
             self.devices += sorted(others, key=names.all_devices().index)
         offloads = any(map(self.rules.offloads, range(self.num_partitions)))
-        for name, is_refused in (
-            ("shards", bool(self.shards)),
-            ("remat", offloads),
-            ("weights_on", self.weights_on != "devices"),
-        ):
-            if is_refused and names.only_compiles(self.devices):
-                raise ValueError(
-                    f"`{name}` must be the default where XLA compiles all that "
-                    f"a device runs. Received: {name}={self._given[name]!r} "
-                    f"and the devices {self.devices}. Leave it out; to hold "
-                    "less, see docs/memory.md."
-                )
+        is_away = self.shards or offloads or self.weights_on != "devices"
+        if is_away and names.only_compiles(self.devices):
+            raise ValueError(
+                "`shards`, `weights_on` and remat='offload' cannot be where "
+                "XLA compiles all that a device runs. Received: "
+                f"shards={self.shards}, weights_on={self.weights_on!r}, "
+                f"remat={self.remat!r} and the devices {self.devices}. To hold "
+                "less, see docs/memory.md."
+            )
         if self.head_parts > 1 and self.num_micro_batches == 1:
             raise ValueError(
                 "`head_parts` must be 1 where a mini-batch is one micro-batch. "
-                f"Received: head_parts={self.head_parts} and "
-                "num_micro_batches=1. Pass more micro-batches: that holds less "
-                "of all layers."
+                f"Received: head_parts={self.head_parts}. Pass more "
+                "micro-batches: that holds less of all layers."
             )
         self.check_supported()
 
@@ -260,8 +254,7 @@ class Arguments:
         if isinstance(schedule, Schedule) and not schedule.is_training:
             raise ValueError(
                 "`schedule` must have backward tasks to train with. Received: "
-                f"{schedule!r}, whose tasks are all 'forward', which is enough "
-                "for `evaluate` and `predict`. Make a `Schedule` with a "
+                f"{schedule!r}, whose tasks are all 'forward'. Make one with a "
                 "'backward' for every 'forward', or pass the name of one."
             )
 
@@ -342,14 +335,7 @@ class Arguments:
             return schedule
         is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
         if is_text or isinstance(schedule, (list, tuple)):
-            try:
-                return Schedule(schedule)
-            except ValueError as error:
-                self._problems.append(
-                    "`schedule` must be a name, a `Schedule`, or the tasks of "
-                    f"one. Received: schedule={schedule!r}. {error}"
-                )
-                return "gpipe"
+            return self._noted(Schedule, schedule) or "gpipe"
         name = self._checked("schedule", checked_choice, [*SCHEDULES, AUTO])
         if name == AUTO and self.costs.profile is None:
             self._problems.append(NEEDS_PROFILE)
@@ -371,6 +357,32 @@ class Arguments:
                 )
         return rules
 
+    def _checked_shards(self, shards: Any) -> dict[str, Any]:
+        """Returns the shards asked for, by the names of layers."""
+        if shards is not None and not isinstance(shards, Mapping):
+            shards = {"shards": shards}  # which is refused
+        checked: dict[str, Any] = {}
+        most = len({*self.grid[0]})
+        for name, asked in (shards or {}).items():
+            count = as_count(asked)
+            is_list = isinstance(asked, (list, tuple))
+            devices = [*map(names.name_of, asked)] if is_list else []
+            if count is not None and 1 < count <= most:
+                checked[name] = count
+            elif self._are_shards(devices):
+                checked[name] = devices
+            else:
+                self._problems.append(
+                    "`shards` must map the name of a layer to how many devices "
+                    f"compute it, from 2 to the {most} of a replica; or to at "
+                    "least 2 devices, each once and none of another replica's, "
+                    f"for each of {self.num_replicas} replicas. Received: "
+                    f"{name!r}: {asked!r}. TensorFlow lists "
+                    f"{names.all_devices()}. Pass others, or {{}} to "
+                    "`load_model`, too."
+                )
+        return checked
+
     def _are_shards(self, devices: Sequence[Any]) -> bool:
         """Returns whether each replica has several devices, and no other's."""
         known = [*map(names.resolve_device, devices)]
@@ -383,38 +395,6 @@ class Arguments:
             for r, row in enumerate(self.grid)
             if r != i // count
         )
-
-    def _checked_shards(self, shards: Any) -> dict[str, Any]:
-        """Returns the shards asked for, by the names of layers."""
-        is_mapping = isinstance(shards, Mapping)
-        if not is_mapping or not all(isinstance(n, str) for n in shards):
-            if shards is not None:
-                self._problems.append(
-                    "`shards` must map names of layers to numbers of shards, "
-                    f"or to their devices. Received: shards={shards!r}. Pass "
-                    '{"logits": 2}, say.'
-                )
-            return {}
-        checked: dict[str, Any] = {}
-        most = len({*self.grid[0]})
-        for name, asked in shards.items():
-            count = as_count(asked)
-            is_list = isinstance(asked, (list, tuple))
-            devices = [*map(names.name_of, asked)] if is_list else []
-            if count is not None and 1 < count <= most:
-                checked[name] = count
-            elif self._are_shards(devices):
-                checked[name] = devices
-            else:
-                self._problems.append(
-                    "`shards` must say of a layer how many devices compute it, "
-                    f"from 2 to the {most} of a replica; or name at least 2 "
-                    "devices, each once and none of another replica's, for "
-                    f"each of {self.num_replicas} replicas. Received: {name!r}"
-                    f": {asked!r}. TensorFlow lists {names.all_devices()}. "
-                    "Pass others, or {} to `load_model`, too."
-                )
-        return checked
 
     def _checked(
         self, name: str, check: Callable[..., Any], *details: Any
@@ -445,28 +425,21 @@ class Arguments:
             is_default = self._given["num_partitions"] is None
             default = " (by the number of devices)" if is_default else ""
             self._problems.append(too_many_cells(k, num_layers, default))
-        cut = self.layers_per_cell or []
+        cut = self.layers_per_cell
+        if cut is None:
+            return
         counts = [n for n in map(as_count, cut) if n is not None]
-        if len(counts) < len(cut):
-            self._problems.append(
-                "`layers_per_cell` must hold integers of at least 1. "
-                f"Received: layers_per_cell={cut}. Every cell needs a layer."
-            )
-        elif cut and num_layers and sum(counts) != num_layers:
-            self._problems.append(
-                "`layers_per_cell` must place every layer exactly once. "
-                f"Expected a sum of {num_layers} (the number of layers). "
-                f"Received: layers_per_cell={cut} (sum {sum(counts)}). "
-                "Omit it to let `GPipe` balance the cells by cost."
-            )
-        elif self.layers_per_cell is not None and k not in (None, len(cut)):
-            self._problems.append(
-                "`layers_per_cell` must have one number for each of the "
-                f"{k} cells. Received: layers_per_cell={cut}. Pass "
-                f"num_partitions={len(cut)} with it."
-            )
-        elif self.layers_per_cell is not None:
+        is_whole = len(counts) == len(cut) and k in (None, len(cut))
+        if is_whole and sum(counts) == (num_layers or sum(counts)):
             self.layers_per_cell = counts
+        else:
+            self._problems.append(
+                "`layers_per_cell` must hold a number of layers, at least 1, "
+                f"for each of {k} cells, {num_layers or 'all layers'} in all. "
+                f"Received: layers_per_cell={cut}, for {len(cut)} cells, "
+                f"{sum(counts)} in all. Omit it to let `GPipe` balance the "
+                "cells by cost."
+            )
 
 
 def check_groups(remat_groups: int, counts: Sequence[int]) -> None:
@@ -504,10 +477,9 @@ def auto_schedule(
     cut = layers_per_cell or partition(profile.costs(), k)
     if sum(cut) != num_layers:
         raise ValueError(
-            "`layers_per_cell` must count what was measured if "
-            f'schedule="{AUTO}". Expected a sum of {num_layers}, the lines of '
-            f"the profile. Received: layers_per_cell={cut} (sum {sum(cut)}). "
-            "Omit it, or pass what `tfgpipe.plan` returns."
+            f'`layers_per_cell` must count what was measured if "{AUTO}" is '
+            f"the schedule. Expected a sum of {num_layers}, the lines of the "
+            f"profile. Received: layers_per_cell={cut}. Omit it."
         )
     seconds, durations = profile.cell_seconds(profile.rows[-1]), []
     bounds = itertools.pairwise(itertools.accumulate(cut, initial=0))
@@ -526,7 +498,8 @@ def auto_schedule(
 class GivenCosts:
     """The argument `costs`, checked, and what follows from it.
 
-    Costs that are known become the source's.
+    Costs of calls become the source's; a run may have to show how many steps
+    there are.
 
     Attributes:
         unit: Of the costs; empty for one that the user knows.
@@ -535,59 +508,42 @@ class GivenCosts:
     """
 
     def __init__(self, costs: Any, source: Source):
-        self._source, self._given = source, costs
+        self._source = source
         self.problems: list[str] = []
         self.profile = costs if isinstance(costs, Profile) else None
+        self._numbers = self.profile.costs() if self.profile else costs
         self._name = costs if isinstance(costs, str) else ""
         self._waits = False
+        self.unit = "s" if self.profile else self._name
         in_pairs = sum(c is not None for c in source.costs)
         if self._name == "flops":
             self.unit = "" if in_pairs else "FLOPs"
-            return
-        self.unit = "s" if self.profile else self._name
-        if in_pairs:
+        elif in_pairs:
             self.problems.append(
                 "`costs` must say what all layers cost, or nothing. Received: "
-                f"`costs` beside {in_pairs} pairs (layer, cost). Pass the "
-                "layers by themselves, or leave `costs` out."
+                f"`costs` beside {in_pairs} pairs (layer, cost)."
             )
-        # A run has to show how many steps there are.
-        self._waits = not source.are_steps() and (
-            self.profile is not None
-            or not isinstance(costs, Sized)
-            or len(costs) != len(source.calls)
-        )
-        if self._waits or self._name == "bytes":
-            return
-        try:
-            numbers = self._numbers()
-        except ValueError as error:
-            self.problems.append(str(error))
-        if not self.problems:
-            source.costs = numbers
+        elif self._name != "bytes":
+            problem = self._problem(len(source.calls))
+            self._waits = problem is not None or not source.calls
+            if problem is None:
+                source.costs = [*map(float, self._numbers)]
+            elif source.are_steps():
+                self.problems.append(problem)
 
-    def _numbers(self) -> list[float]:
-        """Returns a cost for each step.
-
-        Raises:
-            ValueError: If it is none of the right numbers.
-        """
-        costs = self.profile.costs() if self.profile else self._given
-        is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
-        listed = [*costs] if is_list else []
-        num_layers = len(self._source.steps or self._source.calls)
-        if len(listed) == num_layers and all(map(is_amount, listed)):
-            return [float(value) for value in listed]
-        received = f"costs={costs!r}"
-        if self.profile is not None:
-            received = f"a profile of {len(listed)} layers"
-        elif is_list:
-            received += f" ({len(listed)} numbers)"
-        raise ValueError(
+    def _problem(self, count: int) -> str | None:
+        """Says what is wrong with numbers, one for each of so many layers."""
+        numbers, listed = self._numbers, []
+        if isinstance(numbers, Iterable) and not isinstance(numbers, str):
+            listed = [*numbers]
+        if len(listed) == count and all(map(is_amount, listed)):
+            return None
+        received = "a profile" if self.profile else f"costs={numbers!r}"
+        return (
             "`costs` must be one of ['flops', 'bytes'], what `tfgpipe.profile` "
-            "returned for these layers, or a list of finite numbers from 0. "
-            f"Expected {num_layers} of them (the number of layers). "
-            f"Received: {received}. Leave it out to cut by FLOPs."
+            "returned for these layers, or a list of finite numbers from 0, "
+            f"one for each of {count} layers. Received: {received} of "
+            f"{len(listed)} numbers."
         )
 
     def resolved(self, costs: list[float], spec: Nest) -> list[float]:
@@ -596,25 +552,27 @@ class GivenCosts:
         Raises:
             ValueError: If a profile is one of other layers.
         """
-        if self._waits and self._name != "bytes":
-            costs = self._numbers()
-        if self.profile is None and self._name != "bytes":
-            return costs
-        placed = Placed(self._source, spec)
+        source = self._source
+        if self._waits:
+            problem = self._problem(len(source.steps))
+            if problem is not None:
+                raise ValueError(problem)
+            costs = [*map(float, self._numbers)]
         if self.profile is not None:
+            placed = Placed(source, spec)
             layers = [layer.name for layer in placed.layers]
             self.profile.check(layers, placed.keys)
+        if self._name != "bytes":
             return costs
         for tensor in tree.flatten(spec):
             if tensor is not None and None in tensor.shape[1:]:
                 raise ValueError(
-                    'costs="bytes" needs layers whose inputs have known sizes. '
-                    f"Received: layer '{placed.layers[0].name}' with an input "
-                    f"of shape {tuple(tensor.shape)}. Make the `keras.Input` "
-                    "with all sizes but the batch's, or measure: "
+                    'costs="bytes" needs inputs of known sizes. Received: an '
+                    f"input of shape {tuple(tensor.shape)}. Make a "
+                    "`keras.Input` with all sizes but the batch's, or measure: "
                     "`tfgpipe.profile(layers, x).bytes()`."
                 )
-        sizes = layer_sizes(placed, slot_bytes_of("adam"))
+        sizes = layer_sizes(Placed(source, spec), slot_bytes_of("adam"))
         kept = kept_sizes([size.memory for size in sizes])
         return [
             size.weight_bytes

@@ -54,7 +54,6 @@ ORDER = (
 WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
     "checks",
-    "costs/sizes",
     "files",
     "partition",
     "plans/prediction",

@@ -488,7 +488,7 @@ WRONG = {
     "too many": ({"dense": 3}, None, "from 2 to the 2 of a replica"),
     "twice the same": ({"dense": names(1) * 2}, None, "each once"),
     "unknown": ({"dense": [*names(1), "GPU:99"]}, None, "TensorFlow lists"),
-    "no dict": (["dense"], None, "must map names of layers"),
+    "no dict": (["dense"], None, "must map the name of a layer"),
     "twice": ({"dense": 2, "around/dense": 2}, None, "name each layer once"),
     "other weights": (
         {"dense": 2},

@@ -110,22 +110,18 @@ BAD_ARGUMENTS = {
     "cut_that_does_not_add_up": (
         lambda: tfgpipe.GPipe(dense(), 2, layers_per_cell=[2, 3]),
         (
-            "`layers_per_cell` must place every layer exactly once. "
-            "Expected a sum of 4 (the number of layers). "
-            "Received: layers_per_cell=[2, 3] (sum 5). Omit it",
+            "`layers_per_cell` must hold a number of layers, at least 1, for "
+            "each of 2 cells, 4 in all. Received: layers_per_cell=[2, 3], for "
+            "2 cells, 5 in all. Omit it",
         ),
     ),
     "cut_with_an_empty_cell": (
         lambda: tfgpipe.GPipe(dense(), 2, layers_per_cell=[4, 0]),
-        ("`layers_per_cell` must hold integers of at least 1.", "=[4, 0]"),
+        ("`layers_per_cell` must hold", "at least 1", "=[4, 0], for 2"),
     ),
     "cut_for_more_cells": (
         lambda: tfgpipe.GPipe(dense(), 2, layers_per_cell=[1, 1, 2]),
-        (
-            "`layers_per_cell` must have one number for each of the 2 cells.",
-            "[1, 1, 2]",
-            "Pass num_partitions=3",
-        ),
+        ("for each of 2 cells", "[1, 1, 2], for 3 cells"),
     ),
     "renorm": (
         lambda: tfgpipe.GPipe(

@@ -38,4 +38,4 @@ def test_bad_flags_are_named(capsys):
     assert run(*SMALL, "--machine=abacus") == 2
     assert "`machine` must be one of" in capsys.readouterr().err
     assert run(*SMALL, "--machine=v100", "--memory_gib=0.0001") == 2
-    assert "The nearest needs" in capsys.readouterr().err
+    assert "Use more devices" in capsys.readouterr().err

@@ -1,9 +1,15 @@
 """Costs of layers: FLOPs, bytes, activations."""
 
-from tfgpipe.costs.activations import memory_of_steps
+from tfgpipe.costs.activations import (
+    Activation,
+    StepMemory,
+    kept_sizes,
+    memory_of_steps,
+)
 from tfgpipe.costs.layer_size import (
+    Bytes,
+    LayerSize,
     Placed,
-    bytes_between,
     example_of,
     layer_sizes,
     num_params,
@@ -11,11 +17,4 @@ from tfgpipe.costs.layer_size import (
     slot_bytes_of,
     weight_sizes,
     with_weights,
-)
-from tfgpipe.costs.sizes import (
-    Activation,
-    Bytes,
-    LayerSize,
-    StepMemory,
-    kept_sizes,
 )

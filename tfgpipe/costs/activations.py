@@ -20,11 +20,10 @@ from __future__ import annotations
 import bisect
 import collections
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.costs.sizes import Activation, StepMemory
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     CHEAP,
@@ -39,24 +38,50 @@ from tfgpipe.graphs import (
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
 
 # Operations that write over an input that nothing else reads.
-_IN_PLACE = {
-    "AddN",
-    "AddV2",
-    "Cast",
-    "Exp",
-    "Mul",
-    "Neg",
-    "RealDiv",
-    "Relu",
-    "ReluGrad",
-    "Rsqrt",
-    "Softmax",
-    "Sqrt",
-    "Square",
-    "Sub",
-    "Tanh",
-    "TanhGrad",
-}
+_IN_PLACE = set(
+    "AddN AddV2 Cast Exp Mul Neg RealDiv Relu ReluGrad Rsqrt Softmax Sqrt "
+    "Square Sub Tanh TanhGrad".split()
+)
+
+
+class Activation(NamedTuple):
+    """A tensor that backward passes take, seen from a step.
+
+    Attributes:
+        by: How many steps behind this one the first step is that takes it; the
+            loss counts as one more step.
+        size: Its bytes.
+    """
+
+    by: int
+    size: Any
+
+
+class StepMemory(NamedTuple):
+    """The bytes that the tasks of a step keep, and need while they run.
+
+    Sizes are numbers, for some rows, or `Bytes`. Weights and constants do not
+    count.
+
+    Attributes:
+        inputs: The activations of steps before that it takes, or a later one.
+        made: Those that it makes.
+        crossing: Kept from the gradients of inputs to the weights' gradients.
+        sparse: Slices of gradients that are not added up, but kept.
+        forward: Needed at most while the forward pass runs, with outputs.
+        backward: Needed at most, beside what is kept, while the backward pass
+            runs, with the gradients of outputs and inputs.
+        reaches: How many steps before this one the first step is that takes
+            gradients which this one makes.
+    """
+
+    inputs: tuple[Activation, ...] = ()
+    made: tuple[Activation, ...] = ()
+    crossing: Any = 0
+    sparse: Any = 0
+    forward: Any = 0
+    backward: Any = 0
+    reaches: int = 0
 
 
 def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
@@ -108,6 +133,21 @@ def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:
         for before, made, (_, sizes), reach in zip(
             inputs, made_by, taken, reaches
         )
+    ]
+
+
+def kept_sizes(steps: Sequence[StepMemory]) -> list[list[Any]]:
+    """Returns the sizes of what each step makes, and some step takes.
+
+    What the model itself takes is in the first list, what the loss alone takes
+    in none.
+    """
+    by_step = [step.made for step in steps]
+    by_step[0] += steps[0].inputs
+    count = len(steps)
+    return [
+        [tensor.size for tensor in of_step if k + tensor.by < count]
+        for k, of_step in enumerate(by_step)
     ]
 
 

@@ -18,7 +18,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -27,8 +27,12 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import cell_of_call, shape_trace
-from tfgpipe.costs.activations import memory_of_steps, tensor_bytes
-from tfgpipe.costs.sizes import Activation, Bytes, LayerSize, StepMemory
+from tfgpipe.costs.activations import (
+    Activation,
+    StepMemory,
+    memory_of_steps,
+    tensor_bytes,
+)
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     Indices,
@@ -163,11 +167,55 @@ def example_of(spec: Nest, rows: int, size: int | None = None) -> Any:
 
 
 # -------------------------------------------------------------- sizes of steps
+class Bytes(NamedTuple):
+    """Bytes for a number of rows.
+
+    Attributes:
+        fixed: Whatever the rows.
+        per_row: For each row.
+    """
+
+    fixed: float
+    per_row: float
+
+    def at(self, rows: float) -> float:
+        """Returns the bytes for so many rows."""
+        return self.fixed + rows * self.per_row
+
+
+class LayerSize(NamedTuple):
+    """The size of one step of a model; of tied weights, the first has all.
+
+    Attributes:
+        name: Of its layer.
+        num_params: Numbers in its trainable weights.
+        num_values: Numbers in all its weights.
+        weight_bytes: Bytes of these.
+        slot_bytes: Bytes that the optimizer keeps for them.
+        gradient_bytes: Bytes of a gradient for each trainable weight.
+        flops: Of a row's forward pass.
+        live_bytes: Of a row of what is alive before it, which crosses if a
+            cell begins with it.
+        float_bytes: Of these, what has a gradient, which crosses back.
+        memory: Of its tasks: `Bytes`.
+        dtype: In which most of its FLOPs are computed.
+    """
+
+    name: str
+    num_params: int
+    num_values: int
+    weight_bytes: int
+    slot_bytes: int
+    gradient_bytes: int
+    flops: float
+    live_bytes: float
+    float_bytes: float
+    memory: StepMemory
+    dtype: str = "float32"
+
+
 # A row more must show, and a layer may fail on a single one.
 _ROWS = (2, 4)
-
-# More than what an accelerator's caches hold.
-_CACHE_BYTES = 64 * 2**20
 
 
 def layer_sizes(
@@ -180,14 +228,14 @@ def layer_sizes(
     with internals.outside_functions():
         by_rows = [placed.differentiated(rows) for rows in _ROWS]
     memory = [memory_of_steps([s.part for s in steps]) for steps in by_rows]
-    sizes = []
-    for steps, needs, (layer, weights) in zip(
-        zip(*by_rows), zip(*memory), with_weights(placed)
+    sizes, source = [], placed.source
+    for steps, needs, (layer, weights), flops, live in zip(
+        zip(*by_rows),
+        zip(*memory),
+        with_weights(placed),
+        source.flops,
+        source.live_bytes,
     ):
-        flops, live, floats = (
-            _line([*map(count, steps)]).at(1)
-            for count in (_flops, _live_bytes, _float_bytes)
-        )
         sizes.append(
             LayerSize(
                 name=layer.name,
@@ -195,20 +243,12 @@ def layer_sizes(
                 **weight_sizes(weights, num_slot_bytes),
                 flops=flops,
                 live_bytes=live,
-                float_bytes=floats,
+                float_bytes=_line([*map(_float_bytes, steps)]).at(1),
                 memory=_memory_line(*needs),
                 dtype=_dtype(steps[0].part.operations),
             )
         )
     return sizes
-
-
-def _flops(step: PlacedStep) -> float:
-    return sum(map(operation_flops, step.part.operations))
-
-
-def _live_bytes(step: PlacedStep) -> int:
-    return sum(map(tensor_bytes, step.live))
 
 
 def _float_bytes(step: PlacedStep) -> int:
@@ -239,23 +279,6 @@ def _memory_line(few: StepMemory, many: StepMemory) -> StepMemory:
     return few._replace(**lines)
 
 
-def bytes_between(placed: Placed, rows: int) -> int:
-    """Estimates the bytes that others use between two tasks of a layer.
-
-    Weights, unless single rows of them are looked up, and sums of gradients;
-    outputs and their gradients. No more than caches hold. `rows` are a
-    micro-batch; other sizes that are not known count as 1.
-    """
-    weights = sum(
-        placement.tensor_bytes(v)
-        for layer, weights_of_layer in with_weights(placed)
-        if not isinstance(layer, keras.layers.Embedding)
-        for v in weights_of_layer
-    )
-    live = sum(_row_bytes(t) for step in placed.steps for t in step.live)
-    return min(2 * (weights + rows * live), _CACHE_BYTES)
-
-
 def row_bytes(spec: Nest) -> int:
     """Returns the bytes of a row of a nest of tensors, or specs of them.
 
@@ -266,11 +289,6 @@ def row_bytes(spec: Nest) -> int:
         for t in keras.tree.flatten(spec)
         if t is not None
     )
-
-
-def _row_bytes(tensor: tf.Tensor) -> int:
-    sizes = tensor.shape.as_list() if tensor.shape.rank else []
-    return tensor.dtype.size * math.prod(n or 1 for n in sizes)
 
 
 def num_params(placed: Placed) -> int:
@@ -318,74 +336,47 @@ def _count(variable: keras.Variable) -> int:
     return math.prod(variable.shape)
 
 
-# Sizes that tell one axis from another.
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
-
-
 def slot_bytes_of(
     optimizer: str | keras.Optimizer | None,
 ) -> Callable[[keras.Variable], int]:
     """Returns a function that tells the bytes of a variable's slots.
 
-    A twin of the optimizer is built for a tiny variable of as many axes. Each
-    slot's axes are axes of the variable. The optimizer, or None for none, is
-    left alone.
+    A twin of the optimizer is built for a variable without storage. The
+    optimizer, or None for none, is left alone.
 
     Raises:
         ValueError: If it is no optimizer, or cannot be made again.
     """
     if optimizer is None:
         return lambda _: 0
-    try:
-        original = keras.optimizers.get(optimizer)
-    except Exception as error:  # of many kinds
-        raise ValueError(
-            "`optimizer` must be what `compile` takes: the name of one, or a "
-            "`keras.optimizers.Optimizer`; or None. Received: "
-            f"optimizer={optimizer!r}, and this {type(error).__name__}: {error}"
-        ) from error
-    known: dict[Hashable, list[tuple[tuple[int, ...], int]]] = {}
 
-    def slot_bytes(variable: keras.Variable) -> int:
-        # A matrix (rows, columns) has a twin of shape (2, 3), so that a slot of
-        # shape (3,) is one number a column.
-        axes = dict(zip(_PRIMES, variable.shape))
-        key = len(axes), variable.dtype
-        if key not in known:
-            known[key] = _slots(original, [*axes], variable.dtype)
+    @functools.cache
+    def slot_bytes(shape: tuple[int, ...], dtype: str) -> int:
+        with (
+            tf.init_scope(),
+            internals.without_strategy(),
+            internals.names_kept(),
+        ):
+            original = keras.optimizers.get(optimizer)
+            config = copy.deepcopy(original.get_config())
+            with tf.Graph().as_default():  # nothing is allocated there
+                twin = type(original).from_config(config)
+                weight = keras.Variable("zeros", shape=shape, dtype=dtype)
+                twin.build([weight])
         return sum(
-            itemsize * math.prod(axes.get(size, size) for size in shape)
-            for shape, itemsize in known[key]
+            placement.tensor_bytes(slot)
+            for part in internals.with_inner(twin)
+            for slot in internals.slots(part, weight)
         )
 
-    return slot_bytes
-
-
-def _slots(
-    optimizer: keras.Optimizer, shape: Sequence[int], dtype: str
-) -> list[tuple[tuple[int, ...], int]]:
-    """Shapes, and bytes of a number, of the slots of a tiny variable."""
-    with (
-        tf.init_scope(),
-        internals.without_strategy(),
-        tf.device("CPU:0"),
-        internals.names_kept(),
-    ):
-        try:
-            config = copy.deepcopy(optimizer.get_config())
-            twin = type(optimizer).from_config(config)
-        except Exception as error:
-            raise ValueError(
-                "`optimizer` must be one that can be made again of what its "
-                "`get_config` returns, so that its slots can be counted. "
-                f"Received: {optimizer!r}, and this {type(error).__name__}: "
-                f"{error}. Pass the name of one with as many slots, such as "
-                "'adam'."
-            ) from error
-        weight = keras.Variable("zeros", shape=shape, dtype=dtype)
-        twin.build([weight])
-    return [
-        (tuple(slot.shape), tf.as_dtype(slot.dtype).size)
-        for part in internals.with_inner(twin)
-        for slot in internals.slots(part, weight)
-    ]
+    try:
+        slot_bytes((1,), "float32")
+    except Exception as error:  # of many kinds
+        raise ValueError(
+            "`optimizer` must be what `compile` takes, and be made again of "
+            "what its `get_config` returns, so that its slots can be counted. "
+            f"Received: optimizer={optimizer!r}, and this "
+            f"{type(error).__name__}: {error}. Pass the name of one with as "
+            "many slots, such as 'adam'; or None."
+        ) from error
+    return lambda variable: slot_bytes(tuple(variable.shape), variable.dtype)

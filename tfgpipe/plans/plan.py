@@ -16,14 +16,13 @@ from keras import tree
 from tfgpipe import inputs as inputs_lib
 from tfgpipe import internals
 from tfgpipe.arguments import DEFAULTS, Arguments, check_groups
-from tfgpipe.cells import num_columns
 from tfgpipe.checks import (
     as_count,
-    checked_amount,
     checked_bool,
     checked_choice,
     checked_counts,
     checked_positive,
+    is_amount,
 )
 from tfgpipe.costs import (
     LayerSize,
@@ -32,15 +31,11 @@ from tfgpipe.costs import (
     row_bytes,
     slot_bytes_of,
 )
-from tfgpipe.devices import CellDevices, PipelineStrategy, strategy
+from tfgpipe.devices import PipelineStrategy, strategy
 from tfgpipe.devices import names as device_names
 from tfgpipe.internals import Nest
 from tfgpipe.plans.prediction import Prediction, Setting, predict
-from tfgpipe.plans.search import (
-    PlanProblem,
-    fastest_settings,
-    smallest,
-)
+from tfgpipe.plans.search import PlanProblem, fastest_settings
 from tfgpipe.plans.workload import (
     Machine,
     Workload,
@@ -48,7 +43,7 @@ from tfgpipe.plans.workload import (
     machine_of,
     seconds_by_flops,
 )
-from tfgpipe.profiles import Profile, aligned
+from tfgpipe.profiles import Profile, aligned, size_text
 from tfgpipe.schedules import CHUNKS, SCHEDULES, devices_for
 from tfgpipe.sequence import (
     Source,
@@ -64,8 +59,8 @@ _MIB = 2**20
 class Plan:
     """The settings that are predicted to train fastest, within a limit.
 
-    `print` it for a table: a line for each of the best settings, and what makes
-    it slower than the first.
+    `print` it for a table: a line for each of the best settings, and how much
+    slower than the first it is.
 
     Attributes:
         choices: Predictions, the fastest first; that is the plan.
@@ -115,16 +110,13 @@ class Plan:
         """
         setting, current = self.best.setting, strategy.current()
         wanted = setting.num_replicas, setting.num_devices
-        in_scope = None
-        if current is not None:
-            in_scope = current.num_replicas, current.num_partitions
-        if in_scope != wanted and (in_scope or setting.num_replicas > 1):
+        in_scope = current and (current.num_replicas, current.num_partitions)
+        if in_scope != wanted and (current or setting.num_replicas > 1):
             raise ValueError(
                 f"A plan with {wanted[0]} replicas of {wanted[1]} devices must "
                 "be used in the scope of a strategy that has them. Received: "
-                f"the scope of {'none' if current is None else current}. Write "
-                "`with plan.strategy().scope():` around the making of the "
-                "model, or plan with num_replicas=1."
+                f"the scope of {current}. Make the model inside of "
+                "`with plan.strategy().scope():`, or plan with num_replicas=1."
             )
         arguments = setting.arguments
         # By itself, `GPipe` takes the first K accelerators, or all.
@@ -149,7 +141,8 @@ class Plan:
         if device_bytes:
             held, most = max(device_bytes), max(self.device_bytes)
             told = (
-                f"the fullest device held {_mib(held)}, {_mib(most)} planned "
+                f"the fullest device held {size_text(held)}, "
+                f"{size_text(most)} planned "
                 f"({held / most - 1:+.0%})"
             )
         if step_seconds is not None:
@@ -199,26 +192,17 @@ class Plan:
             f"{choice.bubble:.0%}",
             f"{max(choice.device_bytes) / _MIB:,.0f}",
             cells,
-            self._why(choice),
+            self._note(choice),
         ]
 
-    def _why(self, choice: Prediction) -> str:
-        """Names the largest cause that makes a choice slower than the best."""
-        best = self.best
-        if choice is best:
-            limit = self.memory_limit or math.inf
-            if max(choice.device_bytes) > limit:
-                return "does not fit"
-            fits = max(choice.device_bytes) <= limit * (1 - self.margin)
-            return "the plan" if fits else "needs some of the margin"
-        causes = {
-            f"bubble {choice.bubble:.0%}": lambda p: p.bubble * p.step_seconds,
-            "computes more again": lambda p: p.recompute_seconds,
-            "update and exchange": lambda p: p.update_seconds,
-            "slower tasks": lambda p: p.busy_seconds,
-        }
-        cause = max(causes, key=lambda c: causes[c](choice) - causes[c](best))
-        return f"{choice.step_seconds / best.step_seconds - 1:+.1%}: {cause}"
+    def _note(self, choice: Prediction) -> str:
+        if choice is not self.best:
+            return f"{choice.step_seconds / self.step_seconds - 1:+.1%}"
+        most, limit = max(choice.device_bytes), self.memory_limit or math.inf
+        if most > limit:
+            return "does not fit"
+        fits = most <= limit * (1 - self.margin)
+        return "the plan" if fits else "needs some of the margin"
 
 
 # -------------------------------------------------------- how one is made
@@ -272,7 +256,8 @@ def plan(
             `head_parts`, `weights_on` and `devices`. Others are completed as
             `GPipe` does, except that there is one group, or one a region where
             XLA compiles, and that a cut which is not given is by seconds, as in
-            any plan. It need not fit into the memory.
+            any plan. It need not fit into the memory. `num_replicas=None` is 1
+            with it.
         margin: Share of a device's memory that the plan leaves free, below 1:
             for what it does not know, such as workspaces and fragments.
         jit_compile: Whether XLA compiles the cells, as in `compile`: True,
@@ -304,19 +289,14 @@ def plan(
     known = None if machine is None else machine_of(machine)
     if profile is None:
         known = known or machine_here()
-        if known is None:
-            raise ValueError(
-                "`profile` or `machine` must be given: a plan needs seconds, "
-                "and this computer has no GPU of a kind that "
-                "`tfgpipe.MACHINES` knows. Received: neither. Measure, "
-                "`profile=tfgpipe.profile(layers, x)`, or say what the devices "
-                "are, such as machine='a100'."
-            )
-    elif not isinstance(profile, Profile):
+    if known is None and not isinstance(profile, Profile):
         raise ValueError(
-            "`profile` must be what `tfgpipe.profile` returns. Received: "
-            f"{profile!r}. Read a file by `tfgpipe.Profile.load(path)`; a "
-            "machine is given as `machine=`."
+            "`profile` or `machine` must be given: a plan needs seconds. "
+            f"Received: profile={profile!r}, and no GPU here of a kind that "
+            "`tfgpipe.MACHINES` knows. Measure, "
+            "`profile=tfgpipe.profile(layers, x)`; read a file by "
+            "`tfgpipe.Profile.load(path)`; or say what the devices are, such "
+            "as machine='a100'."
         )
     if setting is not None:
         setting = _checked_setting(setting)
@@ -326,24 +306,17 @@ def plan(
     limit = memory_limit
     if limit is None and known is not None:
         limit = known.memory
-    if isinstance(limit, float) and limit == math.inf:
-        limit = None
+    limit = None if limit == math.inf else limit
     if limit is not None:
         limit = checked_positive("memory_limit", limit, "in bytes")
-    margin = checked_amount("margin", margin, "a share of the memory, below 1")
-    if margin >= 1:
+    if not is_amount(margin) or margin >= 1:
         raise ValueError(
             "`margin` must be a share of a device's memory, from 0 to below 1. "
-            f"Received: margin={margin}."
+            f"Received: margin={margin!r}."
         )
     if jit_compile != "auto":
         checked_bool("jit_compile", jit_compile)
-    replicas = _replicas(num_replicas, num_devices)
-    if rows < min(replicas):
-        raise ValueError(
-            "`batch_size` must be at least the number of replicas. Received: "
-            f"batch_size={rows} and num_replicas={num_replicas}."
-        )
+    replicas = _replicas(num_replicas, num_devices, rows)
     with internals.outside_functions(), internals.without_strategy():
         # A machine that is not here is an accelerator, too.
         planned = names
@@ -370,14 +343,14 @@ def plan(
         rows,
         num_devices,
         replicas,
-        None if limit is None else (1 - margin) * limit,
+        (1 - margin) * (limit or math.inf),
         known,
         not device_names.only_compiles(model.devices),  # which have no host
     )
     if setting is None:
         choices = fastest_settings(problem, NUM_CHOICES)
         if not choices:
-            _raise_nothing_fits(problem, model, limit or math.inf, margin)
+            raise ValueError(_nothing_fits(problem, model, margin))
     else:
         wanted = _user_setting(problem, layers, names, setting, source)
         choices = [predict(problem.workload_for(wanted), wanted, known)]
@@ -390,8 +363,8 @@ def plan(
             warnings.warn(
                 f"The plan has micro-batches of {largest} rows, and the "
                 f"profile was measured with up to {profile.rows[-1]}: what "
-                "they take is a guess, on a line. Measure with as many: "
-                "`tfgpipe.profile(layers, x, micro_batch_sizes=[..., "
+                "they take is a guess. Measure with as many: "
+                "`tfgpipe.profile(..., micro_batch_sizes=[..., "
                 f"{largest}])`.",
                 stacklevel=2,
             )
@@ -420,10 +393,10 @@ def machine_here() -> Machine | None:
 def _devices(devices: object) -> tuple[tuple[str, ...], bool]:
     """Names of all devices, and whether they were given."""
     if isinstance(devices, (list, tuple)) and devices:
-        checked = CellDevices([*devices], None, 1, "gpipe")
-        if checked.problems:
-            raise ValueError("\n".join(checked.problems))
-        return tuple(checked.names or ()), True
+        _, problems = device_names.resolved(devices)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return tuple(map(device_names.name_of, devices)), True
     listed = device_names.accelerators()
     if devices is None:
         return tuple(listed), False
@@ -437,75 +410,51 @@ def _devices(devices: object) -> tuple[tuple[str, ...], bool]:
     return tuple(f"{kind}:{i}" for i in range(count)), False
 
 
-def _replicas(num_replicas: int | None, num_devices: int) -> tuple[int, ...]:
+def _replicas(
+    num_replicas: int | None, num_devices: int, rows: int
+) -> tuple[int, ...]:
+    most = min(num_devices, rows)
     if num_replicas is None:
-        counts = range(1, num_devices + 1)
-        return tuple(r for r in counts if num_devices % r == 0)
+        return tuple(r for r in range(1, most + 1) if num_devices % r == 0)
     (count,) = checked_counts(num_replicas=num_replicas)
-    if count > num_devices:
+    if count > most:
         raise ValueError(
             "`num_replicas` must be at most the number of devices, "
-            f"{num_devices}. Received: num_replicas={num_replicas}."
+            f"{num_devices}, and `batch_size`, {rows}. Received: "
+            f"num_replicas={num_replicas}."
         )
     return (count,)
 
 
-def _raise_nothing_fits(
-    problem: PlanProblem, model: SizedModel, limit: float, margin: float
-) -> None:
-    """Says what would fit, and which layer is largest."""
+def _nothing_fits(
+    problem: PlanProblem, model: SizedModel, margin: float
+) -> str:
+    """Returns an error, which names the largest layer."""
     held = [
         size.weight_bytes + size.slot_bytes + size.gradient_bytes
         for size in model.sizes
     ]
     largest = held.index(max(held))
-    nearest = smallest(problem)
-    told = {**nearest.setting.arguments, "layers_per_cell": "even"}
-    shards = "."
-    if num_columns(model.placed.layers[largest], 2):
-        shards = ", or pass `shards` of that layer to `GPipe`, without a plan."
-    raise ValueError(
+    return (
         "`memory_limit` must be enough for some number of cells and "
-        f"micro-batches. Received: {_mib(limit)} for each of "
-        f"{problem.num_devices} devices, of which margin={margin} leaves "
-        f"{_mib(problem.limit)}, and batch_size={problem.batch_size}. "
-        f"The nearest needs {_mib(max(nearest.device_bytes))}: "
-        f"{', '.join(f'{name}={value!r}' for name, value in told.items())}. "
-        f"The largest layer is '{model.sizes[largest].name}', whose weights, "
-        f"slots and gradients take {_mib(held[largest])}. Use more devices, "
-        f"smaller mini-batches, or smaller layers{shards}"
+        f"micro-batches. Received: {size_text(problem.limit)} for each of "
+        f"{problem.num_devices} devices, beside margin={margin}, and "
+        f"batch_size={problem.batch_size}. All weights, slots and gradients "
+        f"take {size_text(sum(held))}; {size_text(held[largest])} of them are "
+        f"of the largest layer, '{model.sizes[largest].name}'. Use more "
+        "devices, smaller mini-batches, or smaller layers; or pass `shards` of "
+        "that layer to `GPipe`, without a plan."
     )
 
 
-def _mib(count: float) -> str:
-    """Returns bytes as a text in MiB."""
-    mib = count / _MIB
-    return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.3g} MiB"
-
-
-# Arguments of `GPipe` that change nothing that is predicted.
-_OF_NO_EFFECT = {
-    "gradient_dtype",
-    "shards",
-    "skip_nonfinite",
-    "skip_outliers",
-    "trial",
-}
-
-
 def _checked_setting(setting: object) -> dict[str, Any]:
-    """Returns the arguments that the user gives, and defaults for the others.
-
-    Raises:
-        ValueError: If they are not such arguments of `GPipe`.
-    """
-    known = [*DEFAULTS.keys() - _OF_NO_EFFECT]
-    if isinstance(setting, Mapping) and {*setting} <= {*known}:
+    """Returns the arguments that the user gives, or else defaults."""
+    known = DEFAULTS.keys() - {"shards"}  # which are not predicted
+    if isinstance(setting, Mapping) and {*setting} <= known:
         return {**DEFAULTS, **setting}
     raise ValueError(
         f"`setting` must be a dict with some of {sorted(known)}. Received: "
-        f"setting={setting!r}. The other arguments of `GPipe` do not change "
-        "what is predicted."
+        f"setting={setting!r}."
     )
 
 
@@ -523,12 +472,7 @@ def _user_setting(
     Raises:
         ValueError: If `GPipe` would refuse it.
     """
-    if len(problem.num_replicas) > 1:
-        raise ValueError(
-            "`num_replicas` must be a number beside a `setting`, with which "
-            "nothing is chosen. Received: num_replicas=None."
-        )
-    (replicas,) = problem.num_replicas
+    replicas = problem.num_replicas[0]
     schedule = checked_choice("schedule", arguments["schedule"], SCHEDULES)
     # The devices of a replica, no more than K cells can use.
     devices = names[: len(names) // replicas]
@@ -537,13 +481,7 @@ def _user_setting(
         most = devices_for(schedule, wanted, len(devices))
         devices = devices[: max(1, most)]
     checked = Arguments(layers, [devices], **{**arguments, "devices": None})
-    k, m = checked.num_partitions, checked.num_micro_batches
-    rows = problem.batch_size // replicas
-    if m > rows:
-        raise ValueError(
-            "`num_micro_batches` must be at most the rows of a mini-batch in "
-            f"each replica, {rows}. Received: num_micro_batches={m}."
-        )
+    k = checked.num_partitions
     if k > problem.num_layers:
         raise ValueError(too_many_cells(k, problem.num_layers))
     cut = checked.layers_per_cell and source.steps_per_cell(
@@ -553,7 +491,7 @@ def _user_setting(
         replicas,
         len(devices),
         tuple(cut or [1] * k),
-        m,
+        checked.num_micro_batches,
         schedule,
         tuple(checked.rules.rules),
         checked.remat_groups,
@@ -596,8 +534,6 @@ class SizedModel(NamedTuple):
         self, machine: Machine, rows: float, jit_compile: bool | str = "auto"
     ) -> Workload:
         """For micro-batches of so many rows, with seconds from FLOPs."""
-        if not tf.config.experimental.tensor_float_32_execution_enabled():
-            machine = machine.without_tf32()
         seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
         last = seconds[-1]  # the loss behind it is taken to keep its outputs
         last["recompute_last"] = last["recompute"]
@@ -667,44 +603,33 @@ def _checked_inputs(source: Source, inputs: Nest) -> Any:
     """Returns the inputs of the first layer, of known sizes but for rows."""
     declared = source.input_spec
     spec = declared if inputs is None else inputs
-    if spec is None:
-        raise ValueError(
-            "`inputs` must tell what layers without a `keras.Input` take. "
-            "Received: inputs=None. Let a list begin with "
-            "`keras.Input(shape)`, or pass `inputs=keras.Input(shape)`."
-        )
     leaves = [leaf for leaf in tree.flatten(spec) if leaf is not None]
-    if not all(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-        raise ValueError(
-            f"`inputs` must hold `keras.Input`s. Received: inputs={inputs!r}. "
-            "Pass `keras.Input(shape)`, where `shape` is a row's."
-        )
-    opened = [leaf for leaf in leaves if None in leaf.shape[1:]]
-    if opened:
+    if not leaves or not all(
+        isinstance(leaf, keras.KerasTensor) and None not in leaf.shape[1:]
+        for leaf in leaves
+    ):
         names = tree.map_structure(
-            lambda leaf: getattr(leaf, "name", leaf), spec
+            lambda leaf: getattr(leaf, "name", leaf), declared
         )
         raise ValueError(
-            "`inputs` must have known sizes: what layers take depends on them. "
-            f"Received: an input of shape {tuple(opened[0].shape)}. Pass "
-            "`inputs` of the sizes that are usual, such as "
-            f"`keras.Input((512,))`, in the structure {names}."
+            "`inputs` must hold `keras.Input`s of known sizes, on which "
+            f"depends what layers take. Received: {spec!r}. Pass the sizes "
+            "that are usual, such as `keras.Input((512,))`"
+            f"{'' if names is None else f', in the structure {names}'}."
         )
     if inputs is None or declared is None:
         return spec
-    expected = tree.flatten(declared)
     try:
         spec = source.arranged(inputs)
         is_right = not inputs_lib.unlike(spec, declared) and all(
             internals.is_optional(a) if b is None else a.dtype == b.dtype
-            for a, b in zip(expected, tree.flatten(spec))
+            for a, b in zip(tree.flatten(declared), tree.flatten(spec))
         )
     except ValueError:
         is_right = False
     if not is_right:
         raise ValueError(
             "`inputs` must be the inputs of the model, with sizes where it "
-            f"has None. Expected: {declared}. Received: {inputs!r}. Change "
-            "them, or leave `inputs` out if all sizes are known."
+            f"has None. Expected: {declared}. Received: {inputs!r}."
         )
     return spec

@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfgpipe.plans.workload import CellNeeds, Machine, Workload
+from tfgpipe.plans.workload import IN_NO_TIME, CellNeeds, Machine, Workload
 from tfgpipe.schedules import (
     KINDS,
     SCHEDULES,
-    CellFacts,
     Op,
     Program,
     Remat,
@@ -47,18 +46,12 @@ class Prediction(NamedTuple):
 
     Attributes:
         bubble: Share of the pipeline's time in which devices wait.
-        recompute_seconds: Spent computing again, by the device that does most.
-        busy_seconds: Of a device's tasks that are no recomputation, the mean.
-        update_seconds: Of the update, and of what replicas exchange for it.
         memory: Of each device of a replica.
     """
 
     setting: Setting
     step_seconds: float
     bubble: float
-    recompute_seconds: float
-    busy_seconds: float
-    update_seconds: float
     memory: list[DeviceMemory]
 
     @property
@@ -74,7 +67,9 @@ def predict(
 
     Without a machine, sending and updating take no time.
     """
-    groups = [*itertools.chain(*setting.cells(workload))]
+    machine = machine or IN_NO_TIME
+    cells = setting.cells(workload)
+    groups = [*itertools.chain(*cells)]
     program = setting.program(workload)
     # There are no sums yet to which these add gradients.
     first: dict[int, int] = {}
@@ -89,20 +84,19 @@ def predict(
         group, kind = groups[op.cell], KINDS[op.kind]
         if kind.lane != "compute":
             sent = group.kept - group.kept_inputs
-            return 0.0 if machine is None else sent / machine.host_bandwidth
+            return sent / machine.host_bandwidth
         seconds = group.seconds[op.kind]
         # It computes first what the forward pass has dropped.
         is_missing = (op.cell, op.micro_batch) not in there
         if kind.sends == "gradients" and is_missing and op.kind != "head":
             seconds += group.seconds["recompute"]
         if kind.ends and first[op.cell] == op.micro_batch:
-            seconds -= group.addition
+            seconds -= group.seconds["backward"]
+            seconds += group.seconds["backward_first"]
         return max(0.0, seconds)
 
     def link(op: Op) -> float:
         """For which what an operation hands on is under way."""
-        if machine is None:
-            return 0.0
         group = groups[op.cell]
         sends_outputs = KINDS[op.kind].sends == "outputs"
         count = group.outputs if sends_outputs else group.gradient_bytes
@@ -111,68 +105,44 @@ def predict(
     #     device 0   F0 F1 . . . B1 B0 u       free: when the last B ends
     #     device 1      F0 F1 B1 B0 u          u: the update, each by itself
     times = program.simulate(duration, link)
-    # Seconds by device: in tasks, in recomputations, and until the last end.
-    busy, again, free = np.zeros((3, program.num_devices))
+    # Seconds by device: in tasks, and until the last end.
+    busy, free = np.zeros((2, program.num_devices))
     for op, (start, end) in zip(program.ops, times):
         busy[op.device] += (end - start) * (KINDS[op.kind].lane == "compute")
-        again[op.device] += (end - start) * (op.kind == "recompute")
         free[op.device] = end
-    if machine is None:
-        updates = np.zeros(program.num_devices)
-    elif setting.weights_on == "devices":
-        replicas = setting.num_replicas
-        of_devices = by_device(setting.cells(workload), setting)
-        updates = np.array(
-            [_update_seconds(g, replicas, machine) for g in of_devices]
-        )
-    else:
-        # The host gets all gradients; its memory is as fast as its links.
+    held = memory(workload, setting)
+    replicas = setting.num_replicas
+    updates = [_update_seconds(own, replicas, machine) for own in held]
+    if setting.weights_on != "devices":
+        # The host gets all gradients; its memory is as fast as its links. Of
+        # more than two cells a device gets weights for each of their passes.
         moved = sum(2 * (g.gradients + g.weights + g.slots) for g in groups)
-        updates = np.full(len(free), moved / machine.host_bandwidth)
-        sent = [_sent_bytes(ops, groups) for ops in program.by_device]
-        free = np.maximum(free, np.array(sent) / machine.host_bandwidth)
+        updates = [moved / machine.host_bandwidth] * len(held)
+        passes = 1 if setting.chunks <= 2 else 2
+        weights = [passes * sum(g.weights for g in cell) for cell in cells]
+        sent = np.bincount(setting.devices, weights)
+        free = np.maximum(free, sent / machine.host_bandwidth)
     length = free.max()
     return Prediction(
         setting,
         float((free + updates).max()),
         float(1 - busy.mean() / length) if length else 0.0,
-        float(again.max()),
-        float(np.mean(busy - again)),
-        float(updates.max()),
-        memory(workload, setting),
+        held,
     )
 
 
 def _update_seconds(
-    groups: Sequence[CellNeeds], num_replicas: int, machine: Machine
+    held: DeviceMemory, num_replicas: int, machine: Machine
 ) -> float:
     """Reads gradients, reads and writes weights and slots; replicas share it.
 
     Each replica sends what others have of the gradients, and gets their
     weights.
     """
-    gradients = sum(group.gradients for group in groups)
-    others = sum(2 * (group.weights + group.slots) for group in groups)
-    moved = (gradients + others) / num_replicas
-    sent = 2 * gradients * (num_replicas - 1) / num_replicas
+    moved = (held.gradients + 2 * held.weights) / num_replicas + 2 * held.slots
+    sent = 2 * held.gradients * (num_replicas - 1) / num_replicas
     latency = machine.latency if num_replicas > 1 else 0.0
     return moved / machine.memory_bandwidth + sent / machine.bandwidth + latency
-
-
-def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
-    """Returns the bytes of weights that a device gets from the host.
-
-    It has the weights of two cells: see `run/weights.py`.
-    """
-    held: list[int] = []
-    sent = 0.0
-    for op in ops:
-        if op.cell in held:
-            held.remove(op.cell)
-        else:
-            sent += groups[op.cell].weights
-        held = [*held[-1:], op.cell]
-    return sent
 
 
 class DeviceMemory(NamedTuple):
@@ -200,18 +170,23 @@ def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
     """Predicts what each device holds at its peak."""
     cells = setting.cells(workload)
     groups = [*itertools.chain(*cells)]
-    program = setting.program(workload)
-    by_device_memory = []
-    for ops, of_device in zip(program.by_device, by_device(cells, setting)):
-        slots = sum(group.slots for group in of_device)
-        weights = [group.weights for group in of_device]
-        gradients = [group.gradients for group in of_device]
+    memory_of_devices = []
+    for device, ops in enumerate(setting.program(workload).by_device):
+        here = [
+            group
+            for place, of_cell in zip(setting.devices, cells)
+            for group in of_cell
+            if place == device
+        ]
+        slots = sum(group.slots for group in here)
+        weights = [group.weights for group in here]
+        gradients = [group.gradients for group in here]
         if setting.weights_on != "devices":
             # Of two cells, and the sums of their gradients.
             slots = 0
             weights = sorted(weights)[-2:]
             gradients = sorted(gradients)[-2:]
-        by_device_memory.append(
+        memory_of_devices.append(
             DeviceMemory(
                 sum(weights),
                 -(-slots // setting.num_replicas),  # shared out
@@ -219,7 +194,7 @@ def memory(workload: Workload, setting: Setting) -> list[DeviceMemory]:
                 *map(round, _peak(ops, groups)),
             )
         )
-    return by_device_memory
+    return memory_of_devices
 
 
 def _peak(
@@ -285,16 +260,6 @@ def _peak(
             now += group.sparse - held.pop(at, 0.0)
             has_sum.add(k)
     return most
-
-
-def by_device(
-    cells: Sequence[Sequence[CellNeeds]], setting: Setting
-) -> list[list[CellNeeds]]:
-    """Returns the groups of each device."""
-    of_devices: list[list[CellNeeds]] = [[] for _ in range(setting.num_devices)]
-    for device, groups in zip(setting.devices, cells):
-        of_devices[device] += groups
-    return of_devices
 
 
 class Setting(NamedTuple):
@@ -379,33 +344,24 @@ class Setting(NamedTuple):
 
     def program(self, workload: Workload) -> Program:
         """Returns what runs in a replica."""
-        # A search asks for the same again and again, before it goes to the
-        # next: the memory of a program, then its seconds.
-        facts = tuple(
-            tuple(group.facts for group in groups)
-            for groups in self.cells(workload)
-        )
-        of_replica = self._replace(num_replicas=1)
-        return _program(of_replica, facts, workload.is_compiled)
+        return _program(self, workload)
 
 
+# A search asks for the same again and again, before it goes to the next: the
+# memory of a program, then its seconds; and other rules of the same schedule.
 @functools.lru_cache(maxsize=2)
-def _program(
-    setting: Setting, by_cell: tuple[tuple[CellFacts, ...], ...], compiled: bool
-) -> Program:
-    facts = [*itertools.chain(*by_cell)]
-    rules = dict(enumerate(setting.remat))
-    num_groups = [*map(len, by_cell)]
-    remat = Remat.by_group(rules, num_groups, (), facts[-1].is_head)
-    m = setting.num_micro_batches
-    if compiled:
+def _program(setting: Setting, workload: Workload) -> Program:
+    cells = setting.cells(workload)
+    facts = [group.facts for group in itertools.chain(*cells)]
+    rules, m = dict(enumerate(setting.remat)), setting.num_micro_batches
+    remat = Remat.by_group(rules, [*map(len, cells)], (), facts[-1].is_head)
+    if workload.is_compiled:
         remat = remat.compiled(m)
-    schedule = _schedule(
-        setting.schedule, setting.num_devices, m, setting.chunks
-    )
+    shape = setting.num_devices, m, setting.chunks
+    schedule = _schedule(setting.schedule, *shape)
     return lower(lambda _: schedule, facts, remat, [m])
 
 
 @functools.lru_cache(maxsize=2)
-def _schedule(name: str, d: int, m: int, chunks: int) -> Schedule:
-    return SCHEDULES[name](d, m, chunks)
+def _schedule(name: str, *shape: int) -> Schedule:
+    return SCHEDULES[name](*shape)

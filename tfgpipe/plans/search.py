@@ -14,8 +14,8 @@ what it costs:
 
 1. the cells are even in seconds, and everything is kept;
 2. cells that do not fit compute again what they must: all but one micro-batch,
-   or all; then in groups of layers. Or what they keep goes to the host, if that
-   is faster. Or a wide head goes in parts, if that is;
+   or all; then in groups of layers. Or a wide head goes in parts, if that is
+   faster;
 3. the cells are even in the bytes of weights, slots and gradients.
 
 If the weights are too large for all that, they are on the host, and each device
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -112,8 +111,12 @@ def _candidates(problem: PlanProblem) -> Iterator[tuple[float, Setting]]:
         ):
             k = d * chunks
             if k <= problem.num_layers and 3 * m * k <= most:
-                setting = problem.setting(replicas, d, k, m, "never")
-                setting = setting._replace(schedule=schedule)
+                rules, at = ("never",) * k, problem.weights_on
+                setting = problem.evenly_cut(
+                    Setting(
+                        replicas, d, (1,) * k, m, schedule, rules, None, 1, at
+                    )
+                )
                 yield _bound(problem.workload_for(setting), setting), setting
 
 
@@ -157,31 +160,6 @@ def _bound(workload: Workload, setting: Setting) -> float:
     return float((busy + before).max())
 
 
-def smallest(problem: PlanProblem) -> Prediction:
-    """Returns what holds least of those with most cells and micro-batches.
-
-    Weights are on the host, if they may be.
-    """
-    if problem.has_host:
-        problem = dataclasses.replace(problem, weights_on="host")
-    replicas, d = max(_grids(problem), key=lambda grid: grid[1])
-    chunks = [c for _, c in _HOST_SHAPES if c * d <= problem.num_layers]
-    k = max([1, *chunks]) * d
-    counts = _micro_batches(problem.batch_size // min(problem.num_replicas), d)
-    m = max([1, *(n for n in counts if 3 * n * k <= _MOST_ON_HOST)])
-    setting = problem.setting(replicas, d, k, m, "always")
-    workload = problem.workload_for(setting)
-    groups = [n for n in GROUPS if n <= min(setting.layers_per_cell)]
-    parts = [HEAD_PARTS] if m > 1 and workload.is_wide else []
-    settings = [
-        setting._replace(remat_groups=n, head_parts=p)
-        for n in (setting.remat_groups, *groups)
-        for p in (1, *parts)
-    ]
-    predictions = [predict(workload, s, problem.machine) for s in settings]
-    return min(predictions, key=lambda p: max(p.device_bytes))
-
-
 # From the fastest on; recomputations hold less, the more micro-batches
 # there are.
 RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
@@ -204,7 +182,7 @@ class PlanProblem:
         batch_size: Rows of a mini-batch, of all replicas together.
         num_devices: All devices.
         num_replicas: The numbers of replicas to choose from.
-        memory_limit: Bytes of a device; None for any.
+        limit: Bytes that a device may hold.
         machine: How fast it sends and updates; None: in no time.
         has_host: Whether what a device needs may be on its host.
         weights_on: Where weights are.
@@ -216,7 +194,7 @@ class PlanProblem:
     batch_size: int
     num_devices: int
     num_replicas: tuple[int, ...]
-    memory_limit: float | None
+    limit: float
     machine: Machine | None
     has_host: bool = True
     weights_on: str = "devices"
@@ -225,16 +203,6 @@ class PlanProblem:
         """Returns the layers, for the micro-batches of a setting."""
         parts = setting.num_replicas * setting.num_micro_batches
         return self.workload_of(self.batch_size / parts)
-
-    def setting(
-        self, replicas: int, d: int, k: int, m: int, rule: Rule
-    ) -> Setting:
-        """Returns the setting of k even cells that one rule is for."""
-        at = self.weights_on
-        setting = Setting(
-            replicas, d, (1,) * k, m, "breadth_first", (rule,) * k, None, 1, at
-        )
-        return self.evenly_cut(setting)
 
     def evenly_cut(self, setting: Setting, by_bytes: bool = False) -> Setting:
         """Returns the setting with cells that are even in seconds, or in bytes.
@@ -256,16 +224,6 @@ class PlanProblem:
         groups = setting.remat_groups or (1 if regions is None else None)
         return setting._replace(layers_per_cell=cut, remat_groups=groups)
 
-    @property
-    def limit(self) -> float:
-        """The memory limit as a number."""
-        return math.inf if self.memory_limit is None else self.memory_limit
-
-
-def _fits(problem: PlanProblem, setting: Setting) -> bool:
-    held = memory(problem.workload_for(setting), setting)
-    return max(device.total for device in held) <= problem.limit
-
 
 def prediction_that_fits(
     problem: PlanProblem, setting: Setting
@@ -285,47 +243,22 @@ def prediction_that_fits(
 
 
 def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
-    if _fits(problem, setting):
-        workload = problem.workload_for(setting)
-        return predict(workload, setting, problem.machine)
-    by_bytes = problem.evenly_cut(setting, by_bytes=True)
-    for changed in dict.fromkeys([setting, by_bytes]):
-        more = (g for g in GROUPS if g <= min(changed.layers_per_cell))
-        for groups in (setting.remat_groups, *more):
-            prediction = _with_remat(problem, changed, groups)
-            if prediction is not None:
-                return prediction
-    return None
-
-
-def _with_remat(
-    problem: PlanProblem, setting: Setting, groups: int | None
-) -> Prediction | None:
-    """With the fastest rule for each device that lets it fit."""
     workload = problem.workload_for(setting)
-    are_more = groups != setting.remat_groups
-    setting = setting._replace(remat_groups=groups)
-    rules: dict[int, Rule] = {}
-    # The fastest first: a device takes the first within which it fits.
-    for rule in RULES[-2:] if are_more else RULES:
-        trial = setting._replace(remat=(rule,) * setting.num_partitions)
-        for device, held in enumerate(memory(workload, trial)):
-            if held.total <= problem.limit:
-                rules.setdefault(device, rule)
-        if len(rules) == setting.num_devices:
-            break
-    else:
-        return None
-    remat = tuple(rules[device] for device in setting.devices)
-    changed = setting._replace(remat=remat)
-    recomputed = predict(workload, changed, problem.machine)
-    away = changed._replace(
-        remat=tuple(r if r == "never" else "offload" for r in remat)
-    )
-    if are_more or problem.machine is None or not problem.has_host:
-        return recomputed
-    if _fits(problem, away):
-        sent = predict(workload, away, problem.machine)
-        if NEAR * sent.step_seconds < recomputed.step_seconds:
-            return sent
-    return recomputed
+    cuts = [setting, problem.evenly_cut(setting, by_bytes=True)]
+    for cut, groups in itertools.product(cuts, (1, *GROUPS)):
+        if groups > min(cut.layers_per_cell):
+            continue
+        are_more = groups > 1
+        changed = cut._replace(remat_groups=groups) if are_more else cut
+        # The fastest first: a device takes the first within which it fits.
+        rules: dict[int, Rule] = {}
+        for rule in RULES[-2:] if are_more else RULES:
+            trial = changed._replace(remat=(rule,) * cut.num_partitions)
+            for device, held in enumerate(memory(workload, trial)):
+                if held.total <= problem.limit:
+                    rules.setdefault(device, rule)
+            if len(rules) == setting.num_devices:
+                remat = tuple(rules[device] for device in setting.devices)
+                fitting = changed._replace(remat=remat)
+                return predict(workload, fitting, problem.machine)
+    return None

@@ -29,7 +29,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -38,7 +37,7 @@ import numpy as np
 
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import LayerSize
-from tfgpipe.partition import cut_graph, partition, steps_of_head
+from tfgpipe.partition import partition, steps_of_head
 from tfgpipe.profiles import CellSeconds
 from tfgpipe.schedules import CellFacts
 
@@ -59,8 +58,7 @@ class Machine:
         efficiency: Share of `flops` that layers reach.
         name: Of the kind.
         flops_by_dtype: Other peaks, by the dtype in which a layer computes:
-            "bfloat16", "float16", and "float32" where TensorFlow is told not
-            to use TF32.
+            "bfloat16" and "float16".
 
     Raises:
         ValueError: If a figure is no positive number.
@@ -96,14 +94,11 @@ class Machine:
         figures = {**vars(self), **self.flops_by_dtype}
         for name in figures.keys() - {"name", "flops_by_dtype"}:
             is_time = name in ("latency", "task_seconds")
-            most = 1 if name == "efficiency" else math.inf
             value = figures[name]
-            if not is_amount(value) or value > most or not (value or is_time):
-                kind = "a number from 0" if is_time else "a positive number"
+            if not is_amount(value) or not (value or is_time):
                 raise ValueError(
-                    f"`{name}` of a machine must be {kind}"
-                    f"{' of at most 1' if most == 1 else ''}, in bytes, "
-                    "seconds, or operations or bytes a second. "
+                    f"`{name}` of a machine must be a positive number, in "
+                    "bytes, seconds, or operations or bytes a second. "
                     f"Received: {name}={value!r}."
                 )
 
@@ -112,20 +107,14 @@ class Machine:
         """TensorFlow's type of such devices."""
         return "TPU" if self.name.startswith("tpu") else "GPU"
 
-    def without_tf32(self) -> Machine:
-        """Returns the machine where float32 is multiplied as such."""
-        flops = self.flops_by_dtype.get("float32", self.flops)
-        return dataclasses.replace(self, flops=flops)
-
     def seconds(self, flops: float, dtype: str) -> float:
         """Returns how long so many operations take that layers have."""
-        is_other = dtype != "float32"
-        peak = self.flops_by_dtype.get(dtype) if is_other else None
-        return flops / ((peak or self.flops) * self.efficiency)
+        peak = self.flops_by_dtype.get(dtype, self.flops)
+        return flops / (peak * self.efficiency)
 
 
-def _tensor_cores(float32: float, bfloat16: float) -> dict[str, float]:
-    return {"float32": float32, "bfloat16": bfloat16, "float16": bfloat16}
+def _both(peak: float) -> dict[str, float]:
+    return {"bfloat16": peak, "float16": peak}
 
 
 MACHINES = {
@@ -145,13 +134,13 @@ MACHINES = {
         ("p100", 9.3, 16.0, 732, 16.0, 12, {"float16": 18.7}),
         ("v100", 15.7, 32.0, 900, 150.0, 12, {"float16": 125.0}),
         ("t4", 8.1, 16.0, 320, 16.0, 12, {"float16": 65.0}),
-        ("l4", 60.0, 24.0, 300, 32.0, 24, _tensor_cores(30.3, 121)),
-        ("l40s", 183.0, 48.0, 864, 32.0, 24, _tensor_cores(91.6, 362)),
-        ("rtx_4090", 82.6, 24.0, 1008, 32.0, 24, _tensor_cores(82.6, 165)),
-        ("a100", 156.0, 80.0, 2039, 300.0, 24, _tensor_cores(19.5, 312)),
-        ("h100", 494.0, 80.0, 3350, 450.0, 48, _tensor_cores(67, 989)),
-        ("h200", 494.0, 141.0, 4800, 450.0, 48, _tensor_cores(67, 989)),
-        ("b200", 1100.0, 180.0, 7700, 900.0, 48, _tensor_cores(80, 2250)),
+        ("l4", 60.0, 24.0, 300, 32.0, 24, _both(121)),
+        ("l40s", 183.0, 48.0, 864, 32.0, 24, _both(362)),
+        ("rtx_4090", 82.6, 24.0, 1008, 32.0, 24, _both(165)),
+        ("a100", 156.0, 80.0, 2039, 300.0, 24, _both(312)),
+        ("h100", 494.0, 80.0, 3350, 450.0, 48, _both(989)),
+        ("h200", 494.0, 141.0, 4800, 450.0, 48, _both(989)),
+        ("b200", 1100.0, 180.0, 7700, 900.0, 48, _both(2250)),
         ("tpu_v2_core", 23.0, 8.0, 350, 62.0, 12, {}),
         ("tpu_v3_core", 61.5, 16.0, 450, 82.0, 12, {}),
         ("tpu_v4", 275.0, 32.0, 1200, 50.0, 12, {}),
@@ -172,6 +161,10 @@ Example:
 >>> tfgpipe.MACHINES["t4"].memory / 2**30
 16.0
 """
+
+
+# One that sends and updates at once.
+IN_NO_TIME = Machine(1.0, 1.0, 1e300, 1e300, 0.0, 1e300)
 
 
 def machine_of(machine: str | Machine) -> Machine:
@@ -301,14 +294,6 @@ class CellNeeds(NamedTuple):
             ),
             parts=parts,
         )
-
-    @property
-    def addition(self) -> float:
-        """Seconds of adding gradients to sums, in each backward task but one.
-
-        The first of a step has nothing to add to.
-        """
-        return self.seconds["backward"] - self.seconds["backward_first"]
 
     def at_share(self, share: float) -> CellNeeds:
         """Returns the needs where a share is kept, besides the inputs.
@@ -448,12 +433,7 @@ class Workload:
         if num_groups is None:
             inner = [i for i in regions if start < i < stop]
             return [b - a for a, b in itertools.pairwise([start, *inner, stop])]
-        costs = self.costs[start:stop]
-        if num_groups == 1 or not self.is_compiled:
-            return partition(costs, num_groups)
-        others = {*range(stop - start)} - {i - start for i in regions}
-        live = [round(count) for count in self._live[start:stop]]
-        return cut_graph(costs, live, num_groups, others)
+        return partition(self.costs[start:stop], num_groups)
 
     def cell(self, start: int, stop: int) -> CellNeeds:
         """Returns the needs of the layers from `start` to before `stop`."""

@@ -5,5 +5,6 @@ from tfgpipe.profiles.profile_record import (
     CellSeconds,
     Profile,
     aligned,
+    size_text,
 )
 from tfgpipe.profiles.profiler import profile

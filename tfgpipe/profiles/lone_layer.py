@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import statistics
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +50,13 @@ from tfgpipe.graphs import (
     tensors,
 )
 from tfgpipe.internals import Nest
+from tfgpipe.profiles.profile_record import (
+    MEASURED,
+    MOST_SPREAD,
+    Spread,
+    TaskSeconds,
+    share_between_quartiles,
+)
 from tfgpipe.run import Chain, Clock, ReadyTask
 from tfgpipe.schedules import Task
 
@@ -57,31 +66,36 @@ _FORWARD = ("forward", "recompute", "recompute_last")
 _TURNS = 4
 
 
+# More than what an accelerator's caches hold.
+_CACHE_BYTES = 64 * 2**20
+
+
+# So many times as long as was asked for, at most, and so many calls.
+_LONGER = 3
+_MOST_CALLS = 40
+
+
 class LayersAlone:
     """The layers of a model as cells, for micro-batches of one size.
 
-    Behind them is a cell for the loss, or what else follows.
+    Behind them is a cell for the loss, or what else follows. They are measured
+    one after the other, on what those before have made of the data.
 
     Attributes:
         device: Where they run.
-        others: A tensor on the device that is read between two tasks, or None.
         tasks: The tasks of each.
         first: The first of them that is trained.
-        live: The tensors that are alive before each.
     """
 
     def __init__(
         self,
         placed: Placed,
-        x: Nest,
+        data: tuple[Nest, Nest],
         device: str,
         jit_compile: bool,
-        others: tf.Tensor | None = None,
         head: Head | None = None,
-        labels: Nest = None,
     ):
         self.device = device
-        self.others = others
         count = len(placed.layers) + 1
         cells = [Cell(k, [], (device,)) for k in range(count)]
         model = ModelCall(
@@ -98,8 +112,8 @@ class LayersAlone:
         traced = trace_cells(
             model,
             cells,
-            _specs(x),
-            _specs(labels),
+            _specs(data[0]),
+            _specs(data[1]),
             [False] * len(cells),
             TraceOptions(jit_compile),
         )
@@ -110,25 +124,57 @@ class LayersAlone:
         unknown: list[list[Indices]] = [[] for _ in traced.uses]
         self.tasks = tasks_of(differentiated, cells, unknown)
         parts = [tasks.part for tasks in self.tasks]
-        self.live = alive(parts)
+        self._live = alive(parts)
         trained = (k for k, part in enumerate(parts) if part.uses)
         self.first = next(trained, len(parts))
         self._variables = {t.ref(): v for v, t in traced.state}
+        # By what layers have in common that are measured once.
+        self._timed: dict[Hashable, tuple[LoneLayer, dict[str, Spread]]] = {}
         # By the references of the graph's tensors.
         self._known: Values = by_reference(
-            [*traced.x, *traced.labels], tree.flatten([x, labels])
+            [*traced.x, *traced.labels], tree.flatten(data)
         )
         self._rows = next(t.shape[0] for t in traced.x if t is not None)
+        # What others use between two tasks: weights, unless single rows of them
+        # are looked up, outputs, and the gradients of both.
+        weights = sum(
+            placement.tensor_bytes(use.variable)
+            for part in parts
+            for use, gradient in zip(part.uses, part.dw)
+            if not gradient.slices
+        )
+        others = 2 * (weights + sum(map(self._output_bytes, range(count - 1))))
+        with tf.device(device):
+            self._others = tf.zeros([min(others, _CACHE_BYTES) // 4])
 
-    def is_empty(self, k: int) -> bool:
-        """Returns whether a layer computes nothing."""
-        return not self.tasks[k].part.forward_outputs
+    def num_kinds(self, count: int) -> int:
+        """Returns how many of the first layers are to be measured."""
+        return len({*map(self._kind, range(count))} - {None})
 
-    def alike(self, k: int) -> Hashable:
-        """Returns a key that equal layers in equal places share."""
-        return self.is_empty(k) or (
-            id(self.tasks[k].functions),
-            (k > self.first) - (k < self.first),
+    def _kind(self, k: int) -> Hashable:
+        """Returns what equal layers in equal places share; None for no task."""
+        if not self.tasks[k].part.forward_outputs:
+            return None
+        return id(self.tasks[k].functions), (k > self.first) - (k < self.first)
+
+    def measured(
+        self, k: int, seconds: float, call_seconds: float
+    ) -> TaskSeconds:
+        """Measures the next layer, for some time; then others may follow."""
+        kind, outputs = self._kind(k), []
+        spreads: dict[str, Any] = dict.fromkeys(MEASURED)
+        spreads["forward"] = Spread(*[call_seconds] * 3)
+        if kind is not None:
+            values = self.values(k)
+            if kind not in self._timed:
+                layer = LoneLayer(self, k, values)
+                self._timed[kind] = layer, layer.sampled(values, seconds)
+            layer, measured = self._timed[kind]
+            spreads |= measured
+            outputs = layer.outputs(values)
+        self._go_on(k, outputs)
+        return TaskSeconds(
+            self._rows, self._output_bytes(k), self._kept_bytes[k], **spreads
         )
 
     def values(self, k: int) -> LayerValues:
@@ -145,6 +191,7 @@ class LayersAlone:
             ]
         known = known | by_reference(part.state, values[count:])
         return LayerValues(
+            self._others,
             [known[t.ref()] for t in part.inputs],
             [known[t.ref()] for t in part.forward_inputs],
             values[:count],
@@ -155,7 +202,7 @@ class LayersAlone:
         shape = [self._rows if n is None else n for n in like.shape]
         return tf.ones(shape, like.dtype)
 
-    def go_on(self, k: int, outputs: Sequence[tf.Tensor]) -> None:
+    def _go_on(self, k: int, outputs: Sequence[tf.Tensor]) -> None:
         """Goes on behind a layer, which has made these outputs."""
         part = self.tasks[k].part
         known = self._known | by_reference(part.forward_outputs, outputs)
@@ -166,16 +213,16 @@ class LayersAlone:
         }
         self._known = {ref: v for ref, v in known.items() if ref in taken}
 
-    def output_bytes(self, k: int) -> int:
+    def _output_bytes(self, k: int) -> int:
         """Returns the bytes of what is alive behind a layer."""
         return sum(
             placement.tensor_bytes(t)
-            for t in self.live[k + 1]
+            for t in self._live[k + 1]
             if t.dtype != tf.variant and t.shape.is_fully_defined()
         )
 
     @functools.cached_property
-    def kept_bytes(self) -> list[int]:
+    def _kept_bytes(self) -> list[int]:
         """The bytes that each layer makes and a backward pass takes."""
         memory = memory_of_steps([tasks.part for tasks in self.tasks])
         return [*map(sum, kept_sizes(memory))]
@@ -192,7 +239,7 @@ class LoneLayer:
             d.dense is not None or d.slices for d in self._tasks.part.dw
         )
         self._kinds: list[str] = []
-        self._timed = as_written(self._run, values, model.others)
+        self._timed = as_written(self._run, values)
         self._outputs = as_written(self._forward, values)
 
     def outputs(self, values: LayerValues) -> list[tf.Tensor]:
@@ -200,10 +247,28 @@ class LoneLayer:
         results: list[tf.Tensor] = self._outputs(*tensors(values))
         return results
 
-    def seconds(self, values: LayerValues) -> dict[str, list[float]]:
+    def sampled(self, values: LayerValues, seconds: float) -> dict[str, Spread]:
+        """Measures tasks for some time, by kind.
+
+        For up to `_LONGER` times as long where measurements do not agree.
+        """
+        self._seconds(values)  # traces and compiles
+        by_kind: dict[str, list[float]] = collections.defaultdict(list)
+        start = time.perf_counter()
+        for _ in range(_MOST_CALLS):
+            for kind, samples in self._seconds(values).items():
+                by_kind[kind] += samples
+            spreads = {kind: _spread(own) for kind, own in by_kind.items()}
+            agree = share_between_quartiles(spreads.values()) <= MOST_SPREAD
+            taken = time.perf_counter() - start
+            if taken >= seconds * (1 if agree else _LONGER):
+                break
+        return spreads
+
+    def _seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
         # (2 x tasks): start and end of each, in the order of `_kinds`.
-        times = self._timed(*tensors((values, self._model.others)))[0].numpy()
+        times = self._timed(*tensors(values))[0].numpy()
         by_kind = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
             by_kind[kind].append(float(end - start))
@@ -229,30 +294,28 @@ class LoneLayer:
             outputs, _ = self._tasks.forward(*known, keeps=False)()
         return [outputs[t.ref()] for t in self._tasks.part.forward_outputs]
 
-    def _run(
-        self, values: LayerValues, others: tf.Tensor | None
-    ) -> list[tf.Tensor]:
+    def _run(self, values: LayerValues) -> list[tf.Tensor]:
         """Runs all tasks some times; returns when each started and ended."""
         clock = Clock()
         chain = Chain(clock)
+        device = self._model.device
 
         def run(kind: str, work: Any) -> Any:
             if work is None:
                 return None
-            read = [] if others is None else [others, *values.inputs]
-            if read and kind not in _FORWARD:
+            read = [values.others, *values.inputs]
+            if kind not in _FORWARD:
                 read += values.gradient_inputs
             # They are read after the last task, one after the other.
-            before = chain.last_op.get(self._model.device)
+            before = chain.last_op.get(device)
             for value in read if before is not None else ():
                 if value.dtype.is_floating:
                     with tf.control_dependencies([before]):
                         before = tf.reduce_sum(value).op
-            chain.last_op[self._model.device] = before
-            task = Task(kind, 0, 0)
-            return chain.run(ReadyTask(task, self._model.device, [], work))
+            chain.last_op[device] = before
+            return chain.run(ReadyTask(Task(kind, 0, 0), device, [], work))
 
-        with tf.device(self._model.device):
+        with tf.device(device):
             known = self._known(values)
             sums: dict[str, Any] = {}
             for _ in range(_TURNS):
@@ -298,16 +361,23 @@ def _specs(nest: Nest) -> Any:
     )
 
 
+def _spread(samples: list[float]) -> Spread:
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
 class LayerValues(NamedTuple):
     """The values that a layer is computed from.
 
     Attributes:
+        others: A tensor on the device that is read between two tasks.
         inputs: What crosses into it.
         forward_inputs: For each of `Part.forward_inputs`: inputs, and state.
         weights: Values of the trainable variables.
         gradient_inputs: For each of `Part.gradient_inputs`.
     """
 
+    others: tf.Tensor
     inputs: list[tf.Tensor]
     forward_inputs: list[tf.Tensor]
     weights: list[tf.Tensor]
@@ -334,20 +404,18 @@ def start_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     ]
 
 
-def as_written(function: Callable, *arguments: Any) -> Any:
+def as_written(function: Callable, values: LayerValues) -> Any:
     """Traces a function, which TensorFlow's graph optimiser leaves as it is.
 
     It would take out tasks whose results are not used. The function is not
-    inlined into its caller, which the optimiser does change. It takes tensors
-    in nests, returns a flat list of tensors, and captures none. What is
-    returned takes the tensors of its arguments.
+    inlined into its caller, which the optimiser does change.
     """
-    specs = _specs(arguments)
+    specs = _specs(values)
     inner = tf.function(
         function,
         autograph=False,
         experimental_attributes={"_noinline": True},
     )
-    call = internals.FunctionCall(inner.get_concrete_function(*specs))
+    call = internals.FunctionCall(inner.get_concrete_function(specs))
     outer = tf.function(lambda *flat: call(list(flat)), autograph=False)
     return outer.get_concrete_function(*tensors(specs))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -137,27 +136,17 @@ class LayerProfile:
         )
 
 
-def _layer(values: dict[str, Any]) -> LayerProfile:
+def _layer(measured: list[dict[str, Any]], **facts: Any) -> LayerProfile:
     """Returns a record of plain values, as `dataclasses.asdict` makes them."""
-    measured = tuple(map(_tasks, values.pop("measured")))
-    return LayerProfile(measured=measured, **values)
-
-
-def _tasks(values: dict[str, Any]) -> TaskSeconds:
-    spreads = {k: v for k, v in values.items() if isinstance(v, dict)}
-    for spread in spreads.values():
-        if not all(isinstance(v, (int, float)) for v in spread.values()):
-            raise ValueError(f"{spread} must hold seconds")
-    made = {kind: Spread(**spread) for kind, spread in spreads.items()}
-    return TaskSeconds(**{**values, **made})
+    tasks: list[dict[str, Any]] = [
+        {k: Spread(**v) if isinstance(v, dict) else v for k, v in own.items()}
+        for own in measured
+    ]
+    made = tuple(TaskSeconds(**own) for own in tasks)
+    return LayerProfile(measured=made, **facts)
 
 
 _FORMAT = "tfgpipe.profile 2"
-
-_CURE = (
-    "Measure these: `tfgpipe.profile(layers, x)`, with the same layers and no "
-    "others."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,12 +203,11 @@ class Profile:
         """Warns of a profile that a busy computer has made."""
         if self.spread > MOST_SPREAD:
             warnings.warn(
-                "Repeated measurements of a task must agree to plan by them. "
-                f"Received: a profile whose measurements spread by "
-                f"{self.spread:.0%} (quartile to quartile; at most "
-                f"{MOST_SPREAD:.0%} is usual on an idle computer). Something "
-                "else ran on the device: measure again when it does not, or "
-                "for longer, `tfgpipe.profile(..., seconds=...)`.",
+                "Repeated measurements of a task must agree. Received: a "
+                f"profile whose measurements spread by {self.spread:.0%} "
+                f"(quartile to quartile; at most {MOST_SPREAD:.0%} on an idle "
+                "computer). Measure again when nothing else runs on the "
+                "device, or for longer: `tfgpipe.profile(..., seconds=...)`.",
                 stacklevel=3,
             )
 
@@ -244,10 +232,6 @@ class Profile:
                 sums to add gradients to.
             rows: Of the micro-batch.
         """
-        if kind not in MEASURED:
-            raise ValueError(
-                f"`kind` must be one of {[*MEASURED]}. Received: kind={kind!r}."
-            )
         is_last = index == len(self.layers) - 1
         # The loss behind it takes its outputs, measured or not.
         needs_outputs = is_last and kind == "recompute_last"
@@ -347,40 +331,31 @@ class Profile:
             points.append((tasks.rows, seconds))
         return _on_line(points, max(rows, points[0][0]))
 
-    def check(
-        self, names: Sequence[str], keys: Sequence[str] | None = None
-    ) -> None:
+    def check(self, names: Sequence[str], keys: Sequence[str]) -> None:
         """Refuses to be used for other layers.
 
         Args:
-            names: Of the layers. The numbers that Keras appends to them do
-                not count: they are others where layers are made again.
-            keys: As `Placed` has them. They say more than names, which are not
-                compared then.
+            names: Of the layers.
+            keys: As `Placed` has them.
 
         Raises:
             ValueError: If the layers are not those that were measured.
         """
-        measured = [layer.name for layer in self.layers]
-        if len(names) != len(measured):
-            raise ValueError(
-                "A profile must be one of the model's layers. Received: one of "
-                f"{len(measured)} layers, from '{measured[0]}' to "
-                f"'{measured[-1]}', for {len(names)} layers. {_CURE}"
+        expected = [layer.key for layer in self.layers]
+        pairs = enumerate(zip(expected, keys))
+        differs = next((i for i, (a, b) in pairs if a != b), None)
+        told = f"one of {len(expected)} layers, for {len(keys)} layers"
+        if differs is not None:
+            told = (
+                f"one whose layer {differs}, '{self.layers[differs].name}', "
+                "has another computation or shape of weights than layer "
+                f"'{names[differs]}' of the model"
             )
-        what, expected = "name", [*map(_stem, measured)]
-        received = [*map(_stem, names)]
-        if keys is not None:
-            what = "computation or shape of weights"
-            expected = [layer.key for layer in self.layers]
-            received = [*keys]
-        for i, (key, other) in enumerate(zip(expected, received)):
-            if key != other:
-                raise ValueError(
-                    "A profile must be one of the model's layers. Received: "
-                    f"one whose layer {i}, '{measured[i]}', has another {what} "
-                    f"than layer '{names[i]}' of the model. {_CURE}"
-                )
+        if differs is not None or len(expected) != len(keys):
+            raise ValueError(
+                "A profile must be one of the model's layers. Received: "
+                f"{told}. Measure these: `tfgpipe.profile(layers, x)`."
+            )
 
     def __str__(self) -> str:
         """Returns the table: a line for each layer and its rows.
@@ -390,41 +365,26 @@ class Profile:
         """
         titles = "layer rows forward recompute backward +- outputs kept weights"
         rows = [f"{titles} slots gradients".split()]
-        loss = [] if self.loss is None else [self.loss]
-        for layer in [*self.layers, *loss]:
-            name, *held = (
-                layer.name,
-                *map(
-                    _size,
-                    (
-                        layer.weight_bytes,
-                        layer.slot_bytes,
-                        layer.gradient_bytes,
-                    ),
-                ),
-            )
+        for layer in [*self.layers, *filter(None, [self.loss])]:
+            held = layer.weight_bytes, layer.slot_bytes, layer.gradient_bytes
             for tasks in layer.measured:
                 spreads = tasks.forward, tasks.recompute, tasks.backward
+                times = ["-" if s is None else _seconds(s.low) for s in spreads]
                 widths = [
                     (spread.high - spread.low) / 2 / spread.low
                     for spread in spreads
                     if spread is not None and spread.low
                 ]
+                sizes = tasks.output_bytes, tasks.kept_bytes, *held
                 rows.append(
                     [
-                        name,
+                        layer.name,
                         str(tasks.rows),
-                        *(
-                            "-" if s is None else _seconds(s.low)
-                            for s in spreads
-                        ),
+                        *times,
                         f"{max(widths, default=0.0):.0%}",
-                        _size(tasks.output_bytes),
-                        _size(tasks.kept_bytes),
-                        *held,
+                        *map(size_text, sizes),
                     ]
                 )
-                name, *held = "", "", "", ""
         compiled = ", compiled by XLA" if self.jit_compile else ""
         end = (
             f"On {self.device}{compiled}; slots of {self.optimizer}; a call "
@@ -452,34 +412,21 @@ class Profile:
             ValueError: If the file holds something else.
         """
         with open(path, encoding="utf-8") as file:
-            try:
-                values = json.load(file)
-                is_one = isinstance(values, dict)
-                if not is_one or values.pop("format", None) != _FORMAT:
-                    raise ValueError(f'it has no "format": "{_FORMAT}"')
-                values["layers"] = tuple(map(_layer, values["layers"]))
-                if values["loss"] is not None:
-                    values["loss"] = _layer(values["loss"])
-                profile = cls(**values)
-                rows = {
-                    tuple(tasks.rows for tasks in layer.measured)
-                    for layer in profile.layers
-                }
-                if len(rows) != 1 or not all(rows):
-                    raise ValueError("its layers have not all been measured")
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ValueError(
-                    "`path` must be the path of a profile, as `Profile.save` "
-                    f"writes it. Received: {os.fspath(path)!r}, and this "
-                    f"{type(error).__name__}: {error}. It may be damaged, or "
-                    "of another kind or version: measure again, and save."
-                ) from error
-        return profile
-
-
-def _stem(name: str) -> str:
-    """Returns a name without the number that Keras appends."""
-    return re.sub(r"_\d+$", "", name)
+            text = file.read()
+        try:
+            values = json.loads(text)
+            if values.pop("format", None) != _FORMAT:
+                raise ValueError(f'it has no "format": "{_FORMAT}"')
+            values["layers"] = tuple(_layer(**one) for one in values["layers"])
+            if values["loss"] is not None:
+                values["loss"] = _layer(**values["loss"])
+            return cls(**values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                "`path` must be the path of a profile, as `Profile.save` "
+                f"writes it. Received: {os.fspath(path)!r}, and this "
+                f"{type(error).__name__}: {error}. Measure again, and save."
+            ) from error
 
 
 def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
@@ -509,7 +456,8 @@ def _seconds(value: float) -> str:
     return f"{value * 1e6:.3g} us"
 
 
-def _size(value: float) -> str:
+def size_text(value: float) -> str:
+    """Returns bytes as a text, in a unit that suits them."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if value >= 1024**power:
             return f"{value / 1024**power:.3g} {unit}"

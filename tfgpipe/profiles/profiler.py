@@ -11,18 +11,16 @@ and quartiles, so a stray interruption does not show. What a call takes by
 itself is the time of a layer which does nothing.
 
 Limits: a layer is measured alone, and without transfers between devices; what
-the others would leave of its caches is imitated, see `bytes_between`. What a
+the others would leave of its caches is imitated, see `LayersAlone`. What a
 loop keeps for its gradient is not seen. Side effects, such as of
 `tf.print`, happen.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import platform
-import statistics
-import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -33,10 +31,9 @@ from keras import tree
 from tfgpipe import inputs as inputs_lib
 from tfgpipe import internals
 from tfgpipe.cells import Head
-from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
+from tfgpipe.checks import as_count, checked_bool, checked_positive
 from tfgpipe.costs import (
     Placed,
-    bytes_between,
     slot_bytes_of,
     weight_sizes,
     with_weights,
@@ -50,20 +47,8 @@ from tfgpipe.inputs import (
 )
 from tfgpipe.internals import Nest
 from tfgpipe.loss import loss_adds_up
-from tfgpipe.profiles.lone_layer import (
-    LayersAlone,
-    LayerValues,
-    LoneLayer,
-)
-from tfgpipe.profiles.profile_record import (
-    MEASURED,
-    MOST_SPREAD,
-    LayerProfile,
-    Profile,
-    Spread,
-    TaskSeconds,
-    share_between_quartiles,
-)
+from tfgpipe.profiles.lone_layer import LayersAlone, LoneLayer
+from tfgpipe.profiles.profile_record import LayerProfile, Profile
 from tfgpipe.sequence import Source, source_of
 
 
@@ -127,27 +112,25 @@ def profile(
     ... )
     """
     seconds = checked_positive("seconds", seconds, "for how long to measure")
-    is_default = isinstance(jit_compile, str) and jit_compile == "auto"
-    if not is_default:
+    if jit_compile != "auto":
         checked_bool("jit_compile", jit_compile)
-    is_auto = isinstance(verbose, str) and verbose == "auto"
-    number = int(verbose) if isinstance(verbose, bool) else verbose
-    level = 1 if is_auto else as_integer(number)
-    if level not in (0, 1, 2):
-        raise ValueError(
-            '`verbose` must be "auto", 0, 1 or 2. '
-            f"Received: verbose={verbose!r}."
-        )
     num_slot_bytes = slot_bytes_of(optimizer)
     source = source_of(layers)
-    if source.problems:
-        raise ValueError("\n".join(source.problems))
-    name = _device(device)
+    devices, problems = names.accelerators(), source.problems
+    if device is not None:
+        devices, unknown = names.resolved([device])
+        problems = problems + unknown
+    if problems:
+        raise ValueError("\n".join(problems))
+    name = devices[0]
     data = inputs_lib.as_tensors(x, y)
     check_rows(*data, None)
     sizes = _sizes(micro_batch_sizes, first_tensor(data[0]).shape[0])
-    compiles = names.has_accelerator([name]) if is_default else jit_compile
-    compiles = bool(compiles) or names.only_compiles([name])
+    compiles = names.only_compiles([name]) or (
+        names.has_accelerator([name])
+        if jit_compile == "auto"
+        else bool(jit_compile)
+    )
     with (
         internals.outside_functions(),
         internals.without_strategy(),
@@ -157,20 +140,35 @@ def profile(
         placed = Placed(source, spec)
         head = _head(layers, loss, x, data[1], placed.output)
         labels = None if head is None else (data[1], None)
-        measuring = Measuring(
-            placed, (x, labels), sizes, head, name, compiles, seconds
-        )
+        with _naming("a model"):
+            call_seconds = _call_seconds(name, compiles, 0.02 * seconds)
+            models = [
+                LayersAlone(
+                    placed,
+                    (_first(n, x, name), _first(n, labels)),
+                    name,
+                    compiles,
+                    head,
+                )
+                for n in sizes
+            ]
         items = [
             (layer.name, key, weights)
             for (layer, weights), key in zip(with_weights(placed), placed.keys)
         ]
         if head is not None:
             items.append(("loss", "loss", []))
+        level = 1 if verbose == "auto" else verbose
         bar = keras.utils.Progbar(len(items), verbose=level, unit_name="layer")
+        kinds = sum(model.num_kinds(len(items)) for model in models)
+        share = 0.98 * seconds / max(kinds, 1)
         records = []
         for k, (layer, key, weights) in enumerate(items):
             bytes_of = weight_sizes(weights, num_slot_bytes)
-            measured = measuring.layer(k)
+            with _naming(f"layer '{layer}'"):
+                measured = tuple(
+                    model.measured(k, share, call_seconds) for model in models
+                )
             records.append(
                 LayerProfile(layer, key, **bytes_of, measured=measured)
             )
@@ -182,7 +180,7 @@ def profile(
         loss=None if head is None else records.pop(),
         layers=tuple(records),
         device=name,
-        call_seconds=measuring.call_seconds,
+        call_seconds=call_seconds,
         jit_compile=compiles,
         optimizer=optimizer_name,
         versions={
@@ -196,17 +194,36 @@ def profile(
     return record
 
 
-def _device(device: str | tf.config.LogicalDevice | None) -> str:
-    """Returns the full name of a device; the first accelerator's by default."""
-    if device is None:
-        return names.accelerators()[0]
-    name = names.resolve_device(getattr(device, "name", device))
-    if name is None:
-        raise ValueError(
-            "`device` must be the name of one that TensorFlow lists, one of "
-            f"{names.all_devices()}. Received: device={device!r}."
-        )
-    return name
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Inside, an error says what cannot be measured."""
+    try:
+        yield
+    except Exception as error:  # of many kinds
+        words = [
+            "The tasks of each layer must run by themselves to be measured. "
+            f"Received: {name}, and this {type(error).__name__}: {error}",
+            *getattr(error, "__notes__", []),
+            "Correct the layer; pass smaller `micro_batch_sizes` if memory is "
+            "short; or give costs by hand, as pairs (layer, cost).",
+        ]
+        raise ValueError("\n".join(words)) from error
+
+
+def _first(n: int, nest: Nest, device: str | None = None) -> Any:
+    """Returns the first rows of all tensors."""
+    with tf.device(device):
+        return tree.map_structure(lambda t: t if t is None else t[:n], nest)
+
+
+def _call_seconds(device: str, jit_compile: bool, seconds: float) -> float:
+    """Measures a call that computes nothing."""
+    source = source_of([keras.Input((1,)), keras.layers.Identity()])
+    placed, data = Placed(source, source.input_spec), (tf.ones([1, 1]), None)
+    model = LayersAlone(placed, data, device, jit_compile)
+    # Behind it, its output is handed out.
+    values = model.values(1)
+    return LoneLayer(model, 1, values).sampled(values, seconds)["forward"].low
 
 
 def _sizes(sizes: Any, num_rows: int) -> list[int]:
@@ -246,179 +263,15 @@ def _head(layers: Any, loss: Any, x: Nest, y: Nest, output: Any) -> Head | None:
     if y is None or loss is None:
         raise ValueError(
             "`y` and `loss` must be given together: a loss needs labels. "
-            f"Received: y={'None' if y is None else 'given'}, loss={loss!r}. "
-            "Pass both, or none to leave the loss unmeasured."
+            f"Received: loss={loss!r} and y={shapes(y)}."
         )
     holder = keras.Model()
     specs = as_specs(y), output, None
-    try:
-        holder.compile(loss=loss)
-        internals.build_losses_and_metrics(holder, as_specs(x), *specs)
-        adds_up = loss_adds_up(holder, *specs)
-    except Exception as error:  # of many kinds
+    holder.compile(loss=loss)
+    internals.build_losses_and_metrics(holder, as_specs(x), *specs)
+    if not loss_adds_up(holder, *specs):
         raise ValueError(
-            "`loss` must be one that `compile` takes, and `y` labels that fit "
-            f"it and what the last layer returns. Received: loss={loss!r}, y="
-            f"{shapes(y)}, for outputs {shapes(output)}, and this "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if not adds_up:
-        raise ValueError(
-            "`loss` must add up over rows to be measured by micro-batches: "
-            "other losses are computed of the whole mini-batch, by no cell. "
+            "`loss` must add up over rows to be measured by micro-batches. "
             f"Received: loss={loss!r}. Leave out `y` and `loss`."
         )
     return Head(holder, True, False)
-
-
-# ------------------------------------------------------- from layer to layer
-_MOST_CALLS = 40
-
-# So many times as long as was asked for, at most.
-LONGER = 3
-
-
-class Measuring:
-    """Goes from layer to layer, with what those before made of the data.
-
-    Attributes:
-        call_seconds: What a call takes that computes nothing.
-    """
-
-    def __init__(
-        self,
-        placed: Placed,
-        data: tuple[Nest, Nest],
-        sizes: Sequence[int],
-        head: Head | None,
-        device: str,
-        jit_compile: bool,
-        seconds: float,
-    ):
-        self._placed = placed
-        self._device = device
-        self._jit_compile = jit_compile
-        self._count = len(placed.layers) + (head is not None)
-        self._models = {}
-        for n in sizes:
-
-            def first(t: tf.Tensor | None, n: int = n) -> tf.Tensor | None:
-                return t if t is None else t[:n]
-
-            with tf.device(device):
-                x = tree.map_structure(first, data[0])
-                others = tf.zeros([bytes_between(placed, n) // 4])
-            labels = tree.map_structure(first, data[1])
-            self._models[n] = self._model(placed, x, others, head, labels)
-        # By what layers have in common, and by rows.
-        self._timed: dict[Hashable, dict[int, tuple[Any, dict[str, Any]]]] = {}
-        self._left = 0.98 * seconds
-        self.call_seconds = self._nothing(0.02 * seconds)
-
-    def _model(self, placed: Placed, x: Nest, *others: Any) -> LayersAlone:
-        try:
-            return LayersAlone(
-                placed, x, self._device, self._jit_compile, *others
-            )
-        except Exception as error:
-            raise _not_measured("a model", shapes(x), error) from error
-
-    def _nothing(self, seconds: float) -> float:
-        layers = [keras.Input((1,)), keras.layers.Identity()]
-        source = source_of(layers)
-        model = self._model(Placed(source, source.input_spec), tf.ones([1, 1]))
-        # Behind it, its output is handed out.
-        values = model.values(1)
-        samples = _sampled(LoneLayer(model, 1, values), values, seconds)
-        return _spread(samples["forward"]).low
-
-    def layer(self, k: int) -> tuple[TaskSeconds, ...]:
-        """Measures the next layer; behind the last one, the loss.
-
-        Raises:
-            ValueError: If it cannot be measured.
-        """
-        try:
-            return self._layer(k)
-        except Exception as error:
-            name = "the loss"
-            if k < len(self._placed.layers):
-                layer = self._placed.layers[k]
-                name = f"layer '{layer.name}' ({type(layer).__name__})"
-            live = [shapes(model.live[k]) for model in self._models.values()]
-            raise _not_measured(name, live, error) from error
-
-    def _layer(self, k: int) -> tuple[TaskSeconds, ...]:
-        timed_of = self._timed.setdefault(self._alike(k), {})
-        share = self._left / len({*map(self._alike, range(k, self._count))})
-        results = []
-        for i, (n, model) in enumerate(self._models.items()):
-            values = model.values(k)
-            if n not in timed_of:
-                timed, samples = None, {"forward": [self.call_seconds] * 2}
-                if not model.is_empty(k):
-                    timed = LoneLayer(model, k, values)
-                    start = time.perf_counter()
-                    seconds = share / (len(self._models) - i)
-                    samples = _sampled(timed, values, seconds)
-                    taken = time.perf_counter() - start
-                    share -= taken
-                    self._left = max(0.0, self._left - taken)
-                spreads: dict[str, Any] = dict.fromkeys(MEASURED)
-                spreads |= {
-                    kind: _spread(some) for kind, some in samples.items()
-                }
-                timed_of[n] = timed, spreads
-            timed, by_kind = timed_of[n]
-            outputs = [] if timed is None else timed.outputs(values)
-            model.go_on(k, outputs)
-            results.append(
-                TaskSeconds(
-                    n,
-                    model.output_bytes(k),
-                    model.kept_bytes[k],
-                    **by_kind,
-                )
-            )
-        return tuple(results)
-
-    def _alike(self, k: int) -> Hashable:
-        """Returns a key that layers share which are measured once."""
-        return tuple(model.alike(k) for model in self._models.values())
-
-
-def _not_measured(name: str, received: object, error: Exception) -> ValueError:
-    words = [
-        "The tasks of each layer must run by themselves to be measured. "
-        f"Received: {name}, for inputs of shape {received}, and this "
-        f"{type(error).__name__}: {error}",
-        *getattr(error, "__notes__", []),
-        "Correct the layer; pass smaller `micro_batch_sizes` if memory is "
-        "short; or give costs by hand, as pairs (layer, cost).",
-    ]
-    return ValueError("\n".join(words))
-
-
-def _sampled(
-    timed: LoneLayer, values: LayerValues, seconds: float
-) -> dict[str, list[float]]:
-    """Measures tasks for some time, by kind.
-
-    For up to `LONGER` times as long where measurements do not agree.
-    """
-    timed.seconds(values)  # traces and compiles
-    by_kind: dict[str, list[float]] = collections.defaultdict(list)
-    start = time.perf_counter()
-    for _ in range(_MOST_CALLS):
-        for kind, samples in timed.seconds(values).items():
-            by_kind[kind] += samples
-        taken = time.perf_counter() - start
-        agree = share_between_quartiles(map(_spread, by_kind.values()))
-        if taken >= seconds * (1 if agree <= MOST_SPREAD else LONGER):
-            break
-    return by_kind
-
-
-def _spread(samples: list[float]) -> Spread:
-    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Spread(median, low, high)

@@ -104,7 +104,7 @@ def test_plan_that_cannot_be_made_is_told(capsys):
     assert "`machine` must be one of" in capsys.readouterr().err
     flags = "--batch_size=8", "--machine=v100", "--memory_gib=0.0000001"
     assert run("plan", MODEL, *flags) == 2
-    assert "The nearest needs" in capsys.readouterr().err
+    assert "Use more devices" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------- profile

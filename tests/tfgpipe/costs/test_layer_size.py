@@ -2,14 +2,12 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
 from tfgpipe.costs import Placed, layer_sizes, num_params
-from tfgpipe.costs.layer_size import bytes_between
 from tfgpipe.sequence.source import source_of
 
 
@@ -104,29 +102,3 @@ def test_what_passes_by_is_alive():
     ]
     assert [s.live_bytes for s in sizes] == [4 * 5, 4 * 10, 2 * 4 * 10]
     assert [s.float_bytes for s in sizes] == [0, 4 * 10, 2 * 4 * 10]
-
-
-@pytest.mark.parametrize(
-    ("layers", "rows", "expected"),
-    [
-        # Weights of 3 x 5 + 5 and 5 x 2 + 2; rows of 3 and 5 numbers.
-        ([keras.Input((3,)), kl.Dense(5), kl.Dense(2)], 7, 32 + 7 * 8),
-        # The table is not counted: 4 ids come in, 4 x 8 numbers go on.
-        (
-            [
-                keras.Input((4,)),
-                kl.Embedding(1000, 8),
-                kl.Dense(3),
-            ],
-            2,
-            27 + 2 * (4 + 32),
-        ),
-        ([keras.Input((None, 3)), kl.Dense(5)], 7, 20 + 7 * 3),
-        # More than 64 MiB.
-        ([keras.Input((1024,)), kl.Dense(20_000)], 1, 2**23),
-    ],
-)
-def test_what_other_layers_use_by_hand(layers, rows, expected):
-    source = source_of(layers)
-    placed = Placed(source, source.input_spec)
-    assert bytes_between(placed, rows) == 2 * 4 * expected

@@ -74,7 +74,7 @@ def test_plan_of_a_model_with_a_call_of_its_own_is_that_of_its_graph():
     model.build((None, 4))
     counts = [len(cell.layers) for cell in model.cells()]
     assert counts == found.arguments["layers_per_cell"]
-    with pytest.raises(ValueError, match="`inputs` must tell what layers"):
+    with pytest.raises(ValueError, match=r"must hold `keras.Input`s of"):
         planned(own_call.Residual())
 
 
@@ -118,10 +118,10 @@ def test_weights_go_to_the_host_where_no_devices_hold_them():
 
 def test_what_does_not_fit_is_named():
     layers = [keras.Input((16,)), kl.Dense(16), kl.Dense(4096, name="huge")]
-    with pytest.raises(ValueError, match="largest layer is 'huge'") as info:
+    with pytest.raises(ValueError, match="largest layer, 'huge'") as info:
         planned(layers, memory_limit=1000)
     text = str(info.value)
-    assert "The nearest needs" in text and "weights_on='host'" in text
+    assert "All weights, slots and gradients take 1.07 MiB" in text
     assert "or smaller layers, or pass `shards` of that layer" in text
 
 
@@ -143,7 +143,7 @@ def test_table_has_a_line_for_each_choice():
     assert titles.split()[:4] == ["R", "K", "M", "schedule"]
     assert first.endswith("the plan")
     assert len(others) == len(plan.choices) - 1
-    assert all("%: " in line for line in others)
+    assert all(line.endswith("%") for line in others)
 
 
 @pytest.mark.parametrize(
@@ -157,24 +157,21 @@ def test_table_has_a_line_for_each_choice():
         ({"devices": []}, "`devices` must be how many"),
         ({"devices": "CPU:0"}, "or a list of names"),
         ({"memory_limit": "1GB"}, "Received: memory_limit='1GB'"),
-        ({"profile": "a.json"}, "Read a file by `tfgpipe.Profile.load"),
+        ({"machine": None, "profile": "a.json"}, "`tfgpipe.Profile.load"),
         ({"inputs": keras.Input((9,))}, "`inputs` must be the inputs of"),
         ({"layers": [kl.Dense(3)], "inputs": (8,)}, "must hold `keras.Input`s"),
         ({"setting": {"chunks": 4}}, "`setting` must be a dict with some of"),
         ({"setting": {"schedule": "auto"}}, "`schedule` must be one of"),
         ({"setting": {"num_partitions": 9}}, "must go with the devices"),
-        ({"setting": {"num_micro_batches": 64}}, "at most the rows of a mini"),
-        ({"setting": {}, "num_replicas": None}, "with which nothing is chosen"),
-        ({"batch_size": 2, "num_replicas": 4}, "at least the number of replic"),
+        ({"batch_size": 2, "num_replicas": 4}, "and `batch_size`, 2. Received"),
         ({"memory_limit": -1}, "`memory_limit` must be a positive"),
         ({"margin": 1}, "`margin` must be a share of a device's memory"),
-        ({"margin": -0.1}, "`margin` must be a finite number from 0"),
         ({"jit_compile": "no"}, "`jit_compile` must be"),
         ({"num_replicas": 5}, "at most the number of devices, 4"),
-        ({"layers": [kl.Dense(3)]}, "`inputs` must tell"),
+        ({"layers": [kl.Dense(3)]}, "of known sizes.* Received: None"),
         (
             {"layers": [keras.Input((None, 3)), kl.Dense(3)]},
-            "`inputs` must have known sizes",
+            "`inputs` must hold `keras.Input`s of known sizes",
         ),
         ({"layers": [3]}, "`layers` must hold Keras layers"),
     ],

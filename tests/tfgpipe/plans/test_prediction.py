@@ -112,7 +112,7 @@ def test_replicas_share_slots_and_exchange_gradients():
     one = predict(work, setting([1, 1]), LINK)
     two = predict(work, setting([1, 1], num_replicas=2), LINK)
     assert two.memory[0].slots * 2 == one.memory[0].slots
-    assert two.update_seconds > one.update_seconds
+    assert two.step_seconds > one.step_seconds
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])

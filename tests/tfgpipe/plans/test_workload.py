@@ -30,9 +30,6 @@ def test_seconds_are_those_of_the_dtype_in_which_layers_compute():
     assert seconds["bfloat16"] == 1e15 / (989e12 * machine.efficiency)
     assert seconds["float32"] == 1e15 / (494e12 * machine.efficiency)
     assert seconds["float64"] == seconds["float32"]  # nothing else is known
-    plain = machine.without_tf32()
-    assert plain.seconds(1e15, "float32") == 1e15 / (67e12 * 0.5)
-    assert MACHINES["v100"].without_tf32() == MACHINES["v100"]
     with pytest.raises(ValueError, match="`float16` of a machine must be"):
         Machine(**FIGURES, flops_by_dtype={"float16": 0})
 

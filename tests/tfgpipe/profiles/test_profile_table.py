@@ -5,16 +5,16 @@ from fabricated_profile import layer, profile, tasks
 ROWS = """
 layer  rows  forward  recompute  backward   +-  outputs   kept
 a         2     2 us          -         -  10%     20 B   40 B
-          8  3.14 ms        1 s      12 s  10%     80 B  160 B
+a         8  3.14 ms        1 s      12 s  10%     80 B  160 B
 loss      2   500 us          -         -  10%     20 B   40 B
-          8   500 us          -         -  10%     80 B  160 B
+loss      8   500 us          -         -  10%     80 B  160 B
 """
 HELD = """
   weights  slots  gradients
       8 B   16 B        8 B
-
+      8 B   16 B        8 B
       0 B    0 B        0 B
-
+      0 B    0 B        0 B
 """
 LAST = "On /device:CPU:0; slots of Adam; a call takes 15 us of each."
 

@@ -168,31 +168,13 @@ def test_xla_compiles_if_asked_to_and_by_default_on_accelerators(monkeypatch):
     assert ", compiled by XLA" in str(found)
 
 
-def test_time_is_shared_out(monkeypatch):
-    """Each distinct layer and size gets its share of what is left."""
-    from tfgpipe.profiles import profiler
-
-    shares = []
-
-    def sampled(timed, values, seconds):
-        shares.append(seconds)
-        return {"forward": [1.0, 1.1, 1.2]}
-
-    layers = [keras.Input((4,)), kl.ReLU(), kl.ReLU(), kl.Softmax()]
-    monkeypatch.setattr(profiler, "_sampled", sampled)
-    monkeypatch.setattr(profiler.time, "perf_counter", lambda: sum(shares))
-    profile(layers, micro_batch_sizes=[2, 8], seconds=100.0)
-    assert shares == pytest.approx([2.0, 24.5, 24.5, 24.5, 24.5])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"seconds": 0}, "`seconds` must be a positive"),
         ({"seconds": True}, "`seconds` must be a positive"),
         ({"seconds": float("inf")}, "`seconds` must be a positive"),
-        ({"verbose": 3}, "`verbose` must be"),
-        ({"device": "GPU:7"}, "`device` must be .*'GPU:7'"),
+        ({"device": "GPU:7"}, "`devices` must be .*'GPU:7'"),
         (
             {"micro_batch_sizes": [9]},
             "`micro_batch_sizes` must .*rows of `x`, 8",
@@ -213,7 +195,7 @@ def test_time_is_shared_out(monkeypatch):
 def test_bad_arguments_are_refused_before_anything_is_measured(
     arguments, message, monkeypatch
 ):
-    monkeypatch.setattr(tfgpipe.profiles.profiler, "Measuring", None)
+    monkeypatch.setattr(tfgpipe.profiles.profiler, "LayersAlone", None)
     with pytest.raises(ValueError, match=message):
         profile([kl.Dense(4)], **arguments)
 
