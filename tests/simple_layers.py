@@ -17,7 +17,6 @@ def size(weights=0, live=8, kept=16, others=0, name="layer", crossing=4):
         gradient_bytes=4 * weights,
         flops=1.0,
         live_bytes=live,
-        float_bytes=live,
         memory=StepMemory(
             inputs=(Activation(0, Bytes(0, live)),),
             made=(

@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from keras import tree
 
-from tfgpipe.checks import (
-    as_count,
-    checked_bool,
-    checked_choice,
-    checked_counts,
-    checked_positive,
-    is_amount,
-)
+from tfgpipe import checks
 from tfgpipe.costs import Placed, kept_sizes, layer_sizes, slot_bytes_of
 from tfgpipe.devices import CellDevices, names
 from tfgpipe.internals import Nest
@@ -66,7 +59,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _count(name: str, value: object) -> int:
-    return checked_counts(**{name: value})[0]
+    return checks.checked_counts(**{name: value})[0]
 
 
 def _as_list(name: str, value: object) -> list[Any]:
@@ -96,7 +89,7 @@ class Arguments:
             for just one.
 
     Raises:
-        ValueError: With all that is wrong.
+        ValueError: If one is wrong.
     """
 
     def __init__(
@@ -106,63 +99,59 @@ class Arguments:
         costs: Any = "flops",
         **given: Any,
     ):
-        self._given = {**DEFAULTS, **given}
+        given = {**DEFAULTS, **given}
+
+        def checked(name: str, check: Callable[..., Any], *more: Any) -> Any:
+            value = given[name]
+            is_left_out = value is None and DEFAULTS[name] is None
+            return None if is_left_out else check(name, value, *more)
+
         self.source = source_of(layers)
+        _refuse(self.source.problems)
         self.costs = GivenCosts(costs, self.source)
-        # The source may be used again.
-        self._problems = [*self.source.problems, *self.costs.problems]
-        named_devices = self._checked("devices", _as_list)
-        self.layers_per_cell = self._checked("layers_per_cell", _as_list)
-        self.schedule = self._checked_schedule(self._given["schedule"])
-        m = self._checked("num_micro_batches", _count)
-        k = self._checked("num_partitions", _count)
+        m = checked("num_micro_batches", _count)
+        k = checked("num_partitions", _count)
+        self.num_micro_batches: int = m or 1
+        self.layers_per_cell = checked("layers_per_cell", _as_list)
+        self.schedule = self._checked_schedule(given["schedule"])
+        self.remat_groups = checked("remat_groups", _count)
+        self.head_parts: int = checked("head_parts", _count)
+        self.gradient_dtype = checked(
+            "gradient_dtype", checks.checked_choice, FLOAT_DTYPES
+        )
+        self.trial = checked("trial", checks.checked_choice, TRIALS)
+        self.skip_nonfinite = checked("skip_nonfinite", checks.checked_bool)
+        self.skip_outliers = checked(
+            "skip_outliers",
+            checks.checked_positive,
+            "as how often a distance outliers are away, or None",
+        )
+        if self.skip_outliers is not None and not self.skip_nonfinite:
+            raise ValueError(
+                "`skip_outliers` needs skip_nonfinite=True. Received: "
+                f"skip_outliers={self.skip_outliers!r} without it."
+            )
         device_list = CellDevices(
-            named_devices,
+            checked("devices", _as_list),
             k,
-            1 if self._given["num_micro_batches"] is None else m,
+            self.num_micro_batches,
             self.schedule,
             None if replicas is None else replicas[0],
         )
+        _refuse(device_list.problems)
         self._named_devices = device_list.names
-        self._problems += device_list.problems
         self.has_only_device = device_list.is_only
-        self.num_micro_batches: int = m or 1
         self.num_partitions = device_list.num_partitions
-        # How many cells there are; None if that is wrong.
-        is_known = k is not None or self._given["num_partitions"] is None
-        count = self.num_partitions if is_known else None
-        self.remat = self._checked_remat(self._given["remat"], count)
-        self.remat_groups = self._checked("remat_groups", _count)
-        self.head_parts: int = self._checked("head_parts", _count) or 1
-        self.gradient_dtype = self._checked(
-            "gradient_dtype", checked_choice, FLOAT_DTYPES
-        )
-        self.skip_nonfinite = bool(
-            self._checked("skip_nonfinite", checked_bool)
-        )
-        self.skip_outliers = self._checked(
-            "skip_outliers",
-            checked_positive,
-            "as how often a distance outliers are away, or None",
-        )
-        if self._given["skip_outliers"] is not None and not self.skip_nonfinite:
-            self._problems.append(
-                "`skip_outliers` needs skip_nonfinite=True. Received: "
-                f"skip_outliers={given['skip_outliers']!r} without it."
-            )
-        self.trial = self._checked("trial", checked_choice, TRIALS) or "warn"
-        self.weights_on = names.name_of(self._given["weights_on"])
-        is_text = isinstance(self.weights_on, str)
-        self._store = names.resolve_device(self.weights_on) if is_text else None
-        is_place = is_text and self.weights_on in ("devices", "host")
-        if self._store is None and not is_place:
-            self._problems.append(
+        self.remat = self._checked_remat(given["remat"])
+        self.weights_on = names.name_of(given["weights_on"])
+        self._store = names.resolve_device(self.weights_on)
+        if self._store is None and self.weights_on not in ("devices", "host"):
+            raise ValueError(
                 "`weights_on` must be 'devices', 'host', or a device that "
                 f"TensorFlow lists: {names.all_devices()}. Received: "
                 f"weights_on={self.weights_on!r}."
             )
-        self._check_cut(count)
-        self._raise_problems()
+        self._check_cut(k is None)
         if self.schedule == AUTO and self.costs.profile is not None:
             self.schedule, self.layers_per_cell = auto_schedule(
                 self.costs.profile,
@@ -174,8 +163,7 @@ class Arguments:
         places = self._places(len(rows[0]))
         self.grid = [tuple(row[d] for d in places) for row in rows]
         self.num_replicas = len(self.grid)
-        self.shards = self._checked_shards(self._given["shards"])
-        self._raise_problems()
+        self.shards = self._checked_shards(given["shards"])
         # Behind them the devices that have nothing but shards.
         self.devices: list[str] = []
         for r, row in enumerate(rows):
@@ -330,30 +318,28 @@ class Arguments:
         return devices_of_cells(self.schedule, num_devices, chunks)
 
     def _checked_schedule(self, schedule: Any) -> Any:
-        """Returns the schedule, or a stand-in if it is wrong."""
-        if isinstance(schedule, Schedule):
-            return schedule
         is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
         if is_text or isinstance(schedule, (list, tuple)):
-            return self._noted(Schedule, schedule) or "gpipe"
-        name = self._checked("schedule", checked_choice, [*SCHEDULES, AUTO])
-        if name == AUTO and self.costs.profile is None:
-            self._problems.append(NEEDS_PROFILE)
-        return name or "gpipe"
+            return Schedule(schedule)
+        if not isinstance(schedule, Schedule):
+            checks.checked_choice("schedule", schedule, [*SCHEDULES, AUTO])
+        if schedule == AUTO and self.costs.profile is None:
+            raise ValueError(NEEDS_PROFILE)
+        return schedule
 
-    def _checked_remat(self, remat: Any, count: int | None) -> Any:
-        """Checks the rule or rules, and their cells where K is known."""
+    def _checked_remat(self, remat: Any) -> Any:
+        """Checks the rule or rules, and their cells."""
         if not isinstance(remat, Mapping):
-            return self._noted(checked_rule, remat) or "always"
+            return checked_rule(remat)
         rules: dict[int, Rule] = {}
         for key, rule in remat.items():
             k = int(key) if str(key).isdigit() else -1
-            rules[k] = self._noted(checked_rule, rule) or "always"
-            if count is not None and not 0 <= k < count:
-                self._problems.append(
+            rules[k] = checked_rule(rule)
+            if not 0 <= k < self.num_partitions:
+                raise ValueError(
                     "`remat` must map indices of cells, from 0 to "
-                    f"{count - 1}, to rules. Received: {key!r}: {rule!r}. "
-                    "Leave it out, or see `model.cells()`."
+                    f"{self.num_partitions - 1}, to rules. Received: {key!r}: "
+                    f"{rule!r}."
                 )
         return rules
 
@@ -364,7 +350,7 @@ class Arguments:
         checked: dict[str, Any] = {}
         most = len({*self.grid[0]})
         for name, asked in (shards or {}).items():
-            count = as_count(asked)
+            count = checks.as_count(asked)
             is_list = isinstance(asked, (list, tuple))
             devices = [*map(names.name_of, asked)] if is_list else []
             if count is not None and 1 < count <= most:
@@ -372,7 +358,7 @@ class Arguments:
             elif self._are_shards(devices):
                 checked[name] = devices
             else:
-                self._problems.append(
+                raise ValueError(
                     "`shards` must map the name of a layer to how many devices "
                     f"compute it, from 2 to the {most} of a replica; or to at "
                     "least 2 devices, each once and none of another replica's, "
@@ -396,50 +382,32 @@ class Arguments:
             if r != i // count
         )
 
-    def _checked(
-        self, name: str, check: Callable[..., Any], *details: Any
-    ) -> Any:
-        """Returns an argument, checked; None if it is left out, or wrong."""
-        value = self._given[name]
-        if value is None and DEFAULTS[name] is None:
-            return None
-        return self._noted(check, name, value, *details)
-
-    def _noted(self, check: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns what a check returns; None if it finds a problem."""
-        try:
-            return check(*arguments)
-        except ValueError as error:
-            self._problems.append(str(error))
-            return None
-
-    def _raise_problems(self) -> None:
-        if self._problems:
-            raise ValueError("\n".join(self._problems))
-
-    def _check_cut(self, k: int | None) -> None:
-        """Checks the cut into k cells, if their number is known."""
+    def _check_cut(self, is_default: bool) -> None:
+        """Checks the cut into K cells, of which the number may be a default."""
         # Of others the model's first run tells how many there are.
         num_layers = len(self.source.calls) if self.source.are_steps() else 0
-        if k is not None and k > num_layers > 0:
-            is_default = self._given["num_partitions"] is None
+        k, cut = self.num_partitions, self.layers_per_cell
+        if k > num_layers > 0:
             default = " (by the number of devices)" if is_default else ""
-            self._problems.append(too_many_cells(k, num_layers, default))
-        cut = self.layers_per_cell
+            raise ValueError(too_many_cells(k, num_layers, default))
         if cut is None:
             return
-        counts = [n for n in map(as_count, cut) if n is not None]
-        is_whole = len(counts) == len(cut) and k in (None, len(cut))
-        if is_whole and sum(counts) == (num_layers or sum(counts)):
-            self.layers_per_cell = counts
-        else:
-            self._problems.append(
+        counts = [n for n in map(checks.as_count, cut) if n is not None]
+        is_whole = len(counts) == len(cut) == k
+        if not is_whole or sum(counts) != (num_layers or sum(counts)):
+            raise ValueError(
                 "`layers_per_cell` must hold a number of layers, at least 1, "
                 f"for each of {k} cells, {num_layers or 'all layers'} in all. "
                 f"Received: layers_per_cell={cut}, for {len(cut)} cells, "
                 f"{sum(counts)} in all. Omit it to let `GPipe` balance the "
                 "cells by cost."
             )
+        self.layers_per_cell = counts
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def check_groups(remat_groups: int, counts: Sequence[int]) -> None:
@@ -504,14 +472,11 @@ class GivenCosts:
     Attributes:
         unit: Of the costs; empty for one that the user knows.
         profile: What was measured, or None.
-        problems: What is wrong.
     """
 
     def __init__(self, costs: Any, source: Source):
-        self._source = source
-        self.problems: list[str] = []
+        self._source, self._given = source, costs
         self.profile = costs if isinstance(costs, Profile) else None
-        self._numbers = self.profile.costs() if self.profile else costs
         self._name = costs if isinstance(costs, str) else ""
         self._waits = False
         self.unit = "s" if self.profile else self._name
@@ -519,27 +484,27 @@ class GivenCosts:
         if self._name == "flops":
             self.unit = "" if in_pairs else "FLOPs"
         elif in_pairs:
-            self.problems.append(
+            raise ValueError(
                 "`costs` must say what all layers cost, or nothing. Received: "
                 f"`costs` beside {in_pairs} pairs (layer, cost)."
             )
         elif self._name != "bytes":
-            problem = self._problem(len(source.calls))
-            self._waits = problem is not None or not source.calls
-            if problem is None:
-                source.costs = [*map(float, self._numbers)]
-            elif source.are_steps():
-                self.problems.append(problem)
+            count = len(source.calls)
+            has_all = isinstance(costs, Sized) and len(costs) == count > 0
+            self._waits = not source.are_steps() and not has_all
+            if not self._waits:
+                source.costs = self._numbers(count)
 
-    def _problem(self, count: int) -> str | None:
-        """Says what is wrong with numbers, one for each of so many layers."""
-        numbers, listed = self._numbers, []
-        if isinstance(numbers, Iterable) and not isinstance(numbers, str):
-            listed = [*numbers]
-        if len(listed) == count and all(map(is_amount, listed)):
-            return None
-        received = "a profile" if self.profile else f"costs={numbers!r}"
-        return (
+    def _numbers(self, count: int) -> list[float]:
+        """Returns a cost for each of so many layers."""
+        costs = self.profile.costs() if self.profile else self._given
+        listed = []
+        if isinstance(costs, Iterable) and not isinstance(costs, str):
+            listed = [*costs]
+        if len(listed) == count and all(map(checks.is_amount, listed)):
+            return [*map(float, listed)]
+        received = "a profile" if self.profile else f"costs={costs!r}"
+        raise ValueError(
             "`costs` must be one of ['flops', 'bytes'], what `tfgpipe.profile` "
             "returned for these layers, or a list of finite numbers from 0, "
             f"one for each of {count} layers. Received: {received} of "
@@ -554,10 +519,7 @@ class GivenCosts:
         """
         source = self._source
         if self._waits:
-            problem = self._problem(len(source.steps))
-            if problem is not None:
-                raise ValueError(problem)
-            costs = [*map(float, self._numbers)]
+            costs = self._numbers(len(source.steps))
         if self.profile is not None:
             placed = Placed(source, spec)
             layers = [layer.name for layer in placed.layers]

@@ -54,6 +54,7 @@ ORDER = (
 WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
     "checks",
+    "costs/sizes",
     "files",
     "partition",
     "plans/prediction",

@@ -220,25 +220,26 @@ def test_constructor_refuses(name):
         make()
 
 
-def test_constructor_lists_all_problems_before_any_work():
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schedule": "fast"}, "`schedule` must be one of"),
+        ({"num_micro_batches": 0}, "`num_micro_batches` must be an integer"),
+        ({"devices": "CPU:0"}, "`devices` must be a list"),
+        ({"devices": ["XPU:1"]}, "`devices` must be different devices that"),
+        ({"remat": "no"}, "`remat` must be one of"),
+        ({"weights_on": "disk"}, "`weights_on` must be 'devices', 'host'"),
+        ({"gradient_dtype": "int8"}, "`gradient_dtype` must be one of"),
+        ({"skip_nonfinite": 1}, "`skip_nonfinite` must be True or False"),
+        ({"skip_outliers": 3.0}, "`skip_outliers` needs skip_nonfinite=True"),
+        ({"head_parts": 2}, "`head_parts` must be 1 where a mini-batch is"),
+        ({"trial": "no"}, "`trial` must be one of"),
+    ],
+)
+def test_arguments_are_checked_before_any_work(given, message):
     first = kl.Dense(3, name="first")
-    with refused(
-        "must hold Keras layers",
-        "`schedule` must be one of",
-        "`num_micro_batches` must be an integer",
-        "`devices` must be different devices that TensorFlow lists",
-        "`remat` must be one of",
-        "`layers_per_cell` must",
-    ):
-        tfgpipe.GPipe(
-            [keras.Input((3,)), first, "second"],
-            2,
-            0,
-            devices=["CPU:0", "XPU:1"],
-            layers_per_cell=[0, 1],
-            schedule="fast",
-            remat="no",
-        )
+    with refused(message):
+        tfgpipe.GPipe([keras.Input((3,)), first], 1, **given)
     assert not first.built
 
 

@@ -1,14 +1,7 @@
 """Costs of layers: FLOPs, bytes, activations."""
 
-from tfgpipe.costs.activations import (
-    Activation,
-    StepMemory,
-    kept_sizes,
-    memory_of_steps,
-)
+from tfgpipe.costs.activations import kept_sizes, memory_of_steps
 from tfgpipe.costs.layer_size import (
-    Bytes,
-    LayerSize,
     Placed,
     example_of,
     layer_sizes,
@@ -18,3 +11,4 @@ from tfgpipe.costs.layer_size import (
     weight_sizes,
     with_weights,
 )
+from tfgpipe.costs.sizes import Activation, Bytes, LayerSize, StepMemory

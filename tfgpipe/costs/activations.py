@@ -20,10 +20,11 @@ from __future__ import annotations
 import bisect
 import collections
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe.costs.sizes import Activation, StepMemory
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     CHEAP,
@@ -42,46 +43,6 @@ _IN_PLACE = set(
     "AddN AddV2 Cast Exp Mul Neg RealDiv Relu ReluGrad Rsqrt Softmax Sqrt "
     "Square Sub Tanh TanhGrad".split()
 )
-
-
-class Activation(NamedTuple):
-    """A tensor that backward passes take, seen from a step.
-
-    Attributes:
-        by: How many steps behind this one the first step is that takes it; the
-            loss counts as one more step.
-        size: Its bytes.
-    """
-
-    by: int
-    size: Any
-
-
-class StepMemory(NamedTuple):
-    """The bytes that the tasks of a step keep, and need while they run.
-
-    Sizes are numbers, for some rows, or `Bytes`. Weights and constants do not
-    count.
-
-    Attributes:
-        inputs: The activations of steps before that it takes, or a later one.
-        made: Those that it makes.
-        crossing: Kept from the gradients of inputs to the weights' gradients.
-        sparse: Slices of gradients that are not added up, but kept.
-        forward: Needed at most while the forward pass runs, with outputs.
-        backward: Needed at most, beside what is kept, while the backward pass
-            runs, with the gradients of outputs and inputs.
-        reaches: How many steps before this one the first step is that takes
-            gradients which this one makes.
-    """
-
-    inputs: tuple[Activation, ...] = ()
-    made: tuple[Activation, ...] = ()
-    crossing: Any = 0
-    sparse: Any = 0
-    forward: Any = 0
-    backward: Any = 0
-    reaches: int = 0
 
 
 def memory_of_steps(parts: Sequence[Part]) -> list[StepMemory]:

@@ -27,18 +27,13 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import cell_of_call, shape_trace
-from tfgpipe.costs.activations import (
-    Activation,
-    StepMemory,
-    memory_of_steps,
-    tensor_bytes,
-)
+from tfgpipe.costs.activations import memory_of_steps
+from tfgpipe.costs.sizes import Activation, Bytes, LayerSize, StepMemory
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     Indices,
     Part,
     TracedModel,
-    alive,
     differentiate,
     is_continuous,
     operation_flops,
@@ -56,14 +51,11 @@ class PlacedStep(NamedTuple):
         layer: What it holds, see `SectionCall`.
         weights: All that it has, and what is read of no layer.
         part: What it has of the graph, without losses and new state.
-        live: All tensors that are alive before it, which cross if a cell
-            begins here.
     """
 
     layer: keras.layers.Layer
     weights: list[keras.Variable]
     part: Part
-    live: list[tf.Tensor]
 
     @property
     def key(self) -> str:
@@ -135,7 +127,7 @@ class Placed:
         if differentiated is None:
             differentiated = without_gradients(alone)
         parts = parts_of(differentiated, len(self.layers), nothing)
-        steps = zip(self.layers, self._weights(parts), parts, alive(parts))
+        steps = zip(self.layers, self._weights(parts), parts)
         return [PlacedStep(*step) for step in steps]
 
     def _weights(self, parts: Sequence[Part]) -> list[list[keras.Variable]]:
@@ -167,53 +159,6 @@ def example_of(spec: Nest, rows: int, size: int | None = None) -> Any:
 
 
 # -------------------------------------------------------------- sizes of steps
-class Bytes(NamedTuple):
-    """Bytes for a number of rows.
-
-    Attributes:
-        fixed: Whatever the rows.
-        per_row: For each row.
-    """
-
-    fixed: float
-    per_row: float
-
-    def at(self, rows: float) -> float:
-        """Returns the bytes for so many rows."""
-        return self.fixed + rows * self.per_row
-
-
-class LayerSize(NamedTuple):
-    """The size of one step of a model; of tied weights, the first has all.
-
-    Attributes:
-        name: Of its layer.
-        num_params: Numbers in its trainable weights.
-        num_values: Numbers in all its weights.
-        weight_bytes: Bytes of these.
-        slot_bytes: Bytes that the optimizer keeps for them.
-        gradient_bytes: Bytes of a gradient for each trainable weight.
-        flops: Of a row's forward pass.
-        live_bytes: Of a row of what is alive before it, which crosses if a
-            cell begins with it.
-        float_bytes: Of these, what has a gradient, which crosses back.
-        memory: Of its tasks: `Bytes`.
-        dtype: In which most of its FLOPs are computed.
-    """
-
-    name: str
-    num_params: int
-    num_values: int
-    weight_bytes: int
-    slot_bytes: int
-    gradient_bytes: int
-    flops: float
-    live_bytes: float
-    float_bytes: float
-    memory: StepMemory
-    dtype: str = "float32"
-
-
 # A row more must show, and a layer may fail on a single one.
 _ROWS = (2, 4)
 
@@ -234,7 +179,7 @@ def layer_sizes(
         zip(*memory),
         with_weights(placed),
         source.flops,
-        source.live_bytes,
+        [row_bytes(placed.spec), *source.live_bytes[1:]],
     ):
         sizes.append(
             LayerSize(
@@ -243,16 +188,11 @@ def layer_sizes(
                 **weight_sizes(weights, num_slot_bytes),
                 flops=flops,
                 live_bytes=live,
-                float_bytes=_line([*map(_float_bytes, steps)]).at(1),
                 memory=_memory_line(*needs),
                 dtype=_dtype(steps[0].part.operations),
             )
         )
     return sizes
-
-
-def _float_bytes(step: PlacedStep) -> int:
-    return sum(map(tensor_bytes, filter(is_continuous, step.live)))
 
 
 def _dtype(operations: Sequence[tf.Operation]) -> str:

@@ -13,17 +13,9 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import checks, internals
 from tfgpipe import inputs as inputs_lib
-from tfgpipe import internals
 from tfgpipe.arguments import DEFAULTS, Arguments, check_groups
-from tfgpipe.checks import (
-    as_count,
-    checked_bool,
-    checked_choice,
-    checked_counts,
-    checked_positive,
-    is_amount,
-)
 from tfgpipe.costs import (
     LayerSize,
     Placed,
@@ -284,7 +276,7 @@ def plan(
           on choosing among replicas, cells and micro-batches
     """
     source = source_of(layers)
-    (rows,) = checked_counts(batch_size=batch_size)
+    (rows,) = checks.checked_counts(batch_size=batch_size)
     # With a profile, the machine tells only how fast it sends and updates.
     known = None if machine is None else machine_of(machine)
     if profile is None:
@@ -308,14 +300,14 @@ def plan(
         limit = known.memory
     limit = None if limit == math.inf else limit
     if limit is not None:
-        limit = checked_positive("memory_limit", limit, "in bytes")
-    if not is_amount(margin) or margin >= 1:
+        limit = checks.checked_positive("memory_limit", limit, "in bytes")
+    if not checks.is_amount(margin) or margin >= 1:
         raise ValueError(
             "`margin` must be a share of a device's memory, from 0 to below 1. "
             f"Received: margin={margin!r}."
         )
     if jit_compile != "auto":
-        checked_bool("jit_compile", jit_compile)
+        checks.checked_bool("jit_compile", jit_compile)
     replicas = _replicas(num_replicas, num_devices, rows)
     with internals.outside_functions(), internals.without_strategy():
         # A machine that is not here is an accelerator, too.
@@ -338,7 +330,7 @@ def plan(
     # The search asks for the same workloads and cuts again and again.
     problem = PlanProblem(
         functools.cache(workload_of),
-        functools.cache(model.cut),
+        functools.cache(source.cut),
         len(model.sizes),
         rows,
         num_devices,
@@ -350,7 +342,7 @@ def plan(
     if setting is None:
         choices = fastest_settings(problem, NUM_CHOICES)
         if not choices:
-            raise ValueError(_nothing_fits(problem, model, margin))
+            raise ValueError(_nothing_fits(problem.limit, model.sizes))
     else:
         wanted = _user_setting(problem, layers, names, setting, source)
         choices = [predict(problem.workload_for(wanted), wanted, known)]
@@ -401,7 +393,7 @@ def _devices(devices: object) -> tuple[tuple[str, ...], bool]:
     if devices is None:
         return tuple(listed), False
     kind = tf.DeviceSpec.from_string(listed[0]).device_type
-    count = as_count(devices)
+    count = checks.as_count(devices)
     if count is None or count > MOST_DEVICES:
         raise ValueError(
             f"`devices` must be how many there are, from 1 to {MOST_DEVICES}, "
@@ -416,7 +408,7 @@ def _replicas(
     most = min(num_devices, rows)
     if num_replicas is None:
         return tuple(r for r in range(1, most + 1) if num_devices % r == 0)
-    (count,) = checked_counts(num_replicas=num_replicas)
+    (count,) = checks.checked_counts(num_replicas=num_replicas)
     if count > most:
         raise ValueError(
             "`num_replicas` must be at most the number of devices, "
@@ -426,22 +418,17 @@ def _replicas(
     return (count,)
 
 
-def _nothing_fits(
-    problem: PlanProblem, model: SizedModel, margin: float
-) -> str:
+def _nothing_fits(limit: float, sizes: Sequence[LayerSize]) -> str:
     """Returns an error, which names the largest layer."""
-    held = [
-        size.weight_bytes + size.slot_bytes + size.gradient_bytes
-        for size in model.sizes
-    ]
-    largest = held.index(max(held))
+    held = {
+        size.weight_bytes + size.slot_bytes + size.gradient_bytes: size.name
+        for size in sizes
+    }
     return (
         "`memory_limit` must be enough for some number of cells and "
-        f"micro-batches. Received: {size_text(problem.limit)} for each of "
-        f"{problem.num_devices} devices, beside margin={margin}, and "
-        f"batch_size={problem.batch_size}. All weights, slots and gradients "
-        f"take {size_text(sum(held))}; {size_text(held[largest])} of them are "
-        f"of the largest layer, '{model.sizes[largest].name}'. Use more "
+        f"micro-batches. Received: {size_text(limit)} of each device, beside "
+        f"its margin, and weights, slots and gradients of which the largest "
+        f"layer, '{held[max(held)]}', has {size_text(max(held))}. Use more "
         "devices, smaller mini-batches, or smaller layers; or pass `shards` of "
         "that layer to `GPipe`, without a plan."
     )
@@ -473,10 +460,12 @@ def _user_setting(
         ValueError: If `GPipe` would refuse it.
     """
     replicas = problem.num_replicas[0]
-    schedule = checked_choice("schedule", arguments["schedule"], SCHEDULES)
+    schedule = checks.checked_choice(
+        "schedule", arguments["schedule"], SCHEDULES
+    )
     # The devices of a replica, no more than K cells can use.
     devices = names[: len(names) // replicas]
-    wanted = as_count(arguments["num_partitions"])
+    wanted = checks.as_count(arguments["num_partitions"])
     if wanted is not None:
         most = devices_for(schedule, wanted, len(devices))
         devices = devices[: max(1, most)]
@@ -521,15 +510,6 @@ class SizedModel(NamedTuple):
     output_bytes: int
     devices: tuple[str, ...] = ()
 
-    def cut(
-        self,
-        costs: Sequence[float],
-        num_partitions: int,
-        regions: Sequence[int] | None = None,
-    ) -> list[int]:
-        """Returns the steps of each cell, as `GPipe` cuts by their costs."""
-        return [*self.placed.source.cut(costs, num_partitions, regions)]
-
     def by_flops(
         self, machine: Machine, rows: float, jit_compile: bool | str = "auto"
     ) -> Workload:
@@ -560,20 +540,16 @@ class SizedModel(NamedTuple):
     ) -> Workload:
         """Returns the layers with their seconds, for so many rows."""
         placed = self.placed
-
-        @functools.cache
-        def regions(m: int, recomputes: bool) -> list[int]:
-            return region_bounds(
-                placed.source, placed.spec, m, recomputes, self.devices
-            )
-
+        regions = functools.partial(
+            region_bounds, placed.source, placed.spec, devices=self.devices
+        )
         return Workload(
             self.sizes,
             self.output_bytes,
             seconds,
             task_seconds,
             rows,
-            regions if is_compiled else None,
+            functools.cache(regions) if is_compiled else None,
         )
 
 
@@ -619,15 +595,8 @@ def _checked_inputs(source: Source, inputs: Nest) -> Any:
         )
     if inputs is None or declared is None:
         return spec
-    try:
-        spec = source.arranged(inputs)
-        is_right = not inputs_lib.unlike(spec, declared) and all(
-            internals.is_optional(a) if b is None else a.dtype == b.dtype
-            for a, b in zip(tree.flatten(declared), tree.flatten(spec))
-        )
-    except ValueError:
-        is_right = False
-    if not is_right:
+    spec = source.arranged(inputs)
+    if inputs_lib.unlike(spec, declared):
         raise ValueError(
             "`inputs` must be the inputs of the model, with sizes where it "
             f"has None. Expected: {declared}. Received: {inputs!r}."

@@ -14,8 +14,7 @@ what it costs:
 
 1. the cells are even in seconds, and everything is kept;
 2. cells that do not fit compute again what they must: all but one micro-batch,
-   or all; then in groups of layers. Or a wide head goes in parts, if that is
-   faster;
+   or all; then in groups of layers;
 3. the cells are even in the bytes of weights, slots and gradients.
 
 If the weights are too large for all that, they are on the host, and each device
@@ -166,9 +165,6 @@ RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
 
 GROUPS = (2, 4, 8, 16)
 
-# Of a wide head, and the rows that there are for them.
-HEAD_PARTS = 4
-
 
 @dataclasses.dataclass(frozen=True)
 class PlanProblem:
@@ -229,20 +225,6 @@ def prediction_that_fits(
     problem: PlanProblem, setting: Setting
 ) -> Prediction | None:
     """Predicts a setting that is changed until it fits; None if none does."""
-    whole = _that_fits(problem, setting)
-    is_wide = problem.workload_for(setting).is_wide
-    keeps_all = whole is not None and {*whole.setting.remat} == {"never"}
-    if keeps_all or setting.num_micro_batches == 1 or not is_wide:
-        return whole
-    # Not every loss and head lets it go in parts: so it has to pay.
-    in_parts = _that_fits(problem, setting._replace(head_parts=HEAD_PARTS))
-    if whole is None or in_parts is None:
-        return whole or in_parts
-    is_faster = NEAR * in_parts.step_seconds < whole.step_seconds
-    return in_parts if is_faster else whole
-
-
-def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
     workload = problem.workload_for(setting)
     cuts = [setting, problem.evenly_cut(setting, by_bytes=True)]
     for cut, groups in itertools.product(cuts, (1, *GROUPS)):

@@ -378,11 +378,6 @@ class Workload:
         """Returns whether XLA compiles the tasks."""
         return self.regions_of is not None
 
-    @property
-    def is_wide(self) -> bool:
-        """Returns whether outputs are wide enough for a head in parts."""
-        return self.rows >= 4 and 2 * self._live[-2] <= self._live[-1]
-
     @functools.cached_property
     def costs(self) -> list[float]:
         """Seconds of each layer's tasks, for the cut."""
@@ -440,7 +435,8 @@ class Workload:
         first, memory = self.seconds.first, self.sizes[start].memory
         # The loss, behind the last layer, is taken to keep the outputs.
         end = stop + (stop == len(self.sizes))
-        inputs = sum(
+        before = self._live[start]
+        taken_inputs = sum(
             tensor.size.at(self.rows)
             for tensor in memory.inputs
             if start + tensor.by < end
@@ -456,7 +452,6 @@ class Workload:
         seconds["recompute"] *= bool(kept.size)
         has_dx = bool((self._sources[start:stop] < start).any())
         can_be_split = self.seconds.has_halves(start, stop)
-        floats = self.rows * self.sizes[start].float_bytes
         return CellNeeds(
             seconds,
             CellFacts(
@@ -467,11 +462,11 @@ class Workload:
                 and bool(kept.size)
                 and not self.is_compiled,
             ),
-            inputs=self._live[start],
+            inputs=before,
             outputs=self._live[stop],
-            gradient_bytes=floats if start > first else 0.0,
-            kept=inputs + float(kept.sum()),
-            kept_inputs=inputs,
+            gradient_bytes=before if start > first else 0.0,
+            kept=taken_inputs + float(kept.sum()),
+            kept_inputs=taken_inputs,
             crossing=crossing,
             sparse=sparse,
             forward=forward,

@@ -52,10 +52,8 @@ from tfgpipe.graphs import (
 from tfgpipe.internals import Nest
 from tfgpipe.profiles.profile_record import (
     MEASURED,
-    MOST_SPREAD,
     Spread,
     TaskSeconds,
-    share_between_quartiles,
 )
 from tfgpipe.run import Chain, Clock, ReadyTask
 from tfgpipe.schedules import Task
@@ -70,8 +68,6 @@ _TURNS = 4
 _CACHE_BYTES = 64 * 2**20
 
 
-# So many times as long as was asked for, at most, and so many calls.
-_LONGER = 3
 _MOST_CALLS = 40
 
 
@@ -248,22 +244,16 @@ class LoneLayer:
         return results
 
     def sampled(self, values: LayerValues, seconds: float) -> dict[str, Spread]:
-        """Measures tasks for some time, by kind.
-
-        For up to `_LONGER` times as long where measurements do not agree.
-        """
+        """Measures tasks for some time, by kind."""
         self._seconds(values)  # traces and compiles
         by_kind: dict[str, list[float]] = collections.defaultdict(list)
         start = time.perf_counter()
         for _ in range(_MOST_CALLS):
             for kind, samples in self._seconds(values).items():
                 by_kind[kind] += samples
-            spreads = {kind: _spread(own) for kind, own in by_kind.items()}
-            agree = share_between_quartiles(spreads.values()) <= MOST_SPREAD
-            taken = time.perf_counter() - start
-            if taken >= seconds * (1 if agree else _LONGER):
+            if time.perf_counter() - start >= seconds:
                 break
-        return spreads
+        return {kind: _spread(own) for kind, own in by_kind.items()}
 
     def _seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""

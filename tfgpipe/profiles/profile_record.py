@@ -53,16 +53,6 @@ class Spread:
     high: float
 
 
-def share_between_quartiles(spreads: Iterable[Spread | None]) -> float:
-    """Returns how far measurements lie apart, as a share of what was measured.
-
-    What takes long counts most, what takes no time at all does not count.
-    """
-    known = [s for s in spreads if s is not None and s.low > _SHORT]
-    width = sum(s.high - s.low for s in known)
-    return width / sum(s.low for s in known) if known else 0.0
-
-
 @dataclasses.dataclass(frozen=True)
 class TaskSeconds:
     """The tasks of a layer for a micro-batch, each with the cost of a call.
@@ -192,12 +182,15 @@ class Profile:
 
         As a share of what they measure; of tasks of 0.1 ms or more.
         """
-        return share_between_quartiles(
+        spreads = [
             getattr(tasks, kind)
             for layer in self.layers
             for tasks in layer.measured
             for kind in MEASURED
-        )
+        ]
+        known = [s for s in spreads if s is not None and s.low > _SHORT]
+        width = sum(s.high - s.low for s in known)
+        return width / sum(s.low for s in known) if known else 0.0
 
     def warn_if_spread(self) -> None:
         """Warns of a profile that a busy computer has made."""

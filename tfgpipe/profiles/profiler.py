@@ -85,8 +85,7 @@ def profile(
         device: A name, or a `tf.config.LogicalDevice`. Defaults to the first
             accelerator.
         seconds: For how long to measure, all in all, without what is traced
-            and compiled; three times as long where measurements do not agree.
-            Every task runs three times at least.
+            and compiled. Every task runs three times at least.
         jit_compile: Whether XLA compiles the tasks, as in `compile`: True,
             False, or "auto", on accelerators only. On a TPU, it always does.
         optimizer: Whose slots are counted; None for none.

@@ -174,7 +174,7 @@ def _step_row(
     model = measured.model
     k = 4 if schedule == "interleaved" else 2
     workload = measured.sized.by_profile(measured.profile, model.batch_size / m)
-    cut = tuple(measured.sized.cut(workload.costs, k))
+    cut = tuple(measured.sized.placed.source.cut(workload.costs, k))
     setting = Setting(1, 2, cut, m, schedule, (remat,) * k)
     predicted_seconds = predict(workload, setting, None).step_seconds
     pipeline = tfgpipe.GPipe(

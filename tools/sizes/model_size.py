@@ -104,7 +104,7 @@ def _setting(
             'under schedule="interleaved". Received: num_partitions='
             f"{k} and {d} devices. Change one of them."
         )
-    cut = experiment.layers_per_cell or model.cut(
+    cut = experiment.layers_per_cell or model.placed.source.cut(
         [size.flops for size in model.sizes], k
     )
     if len(cut) != k or sum(cut) != len(model.sizes):

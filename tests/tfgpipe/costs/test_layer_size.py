@@ -26,7 +26,7 @@ def test_layer_by_hand():
     assert size.num_params == size.num_values == 3 * 4 + 4
     assert size.weight_bytes == size.gradient_bytes == 4 * 16
     assert size.slot_bytes == 2 * 4 * 16
-    assert size.live_bytes == size.float_bytes == 4 * 3
+    assert size.live_bytes == 4 * 3
     (x,), (h,) = size.memory.inputs, size.memory.made
     assert (x.by, x.size.at(5)) == (0, 5 * 4 * 3)
     assert (h.by, h.size.at(5)) == (0, 5 * 4 * 4)
@@ -89,7 +89,6 @@ def test_weights_of_no_layer_count_where_they_are_read():
 
 
 def test_what_passes_by_is_alive():
-    """Of ids beside floats, only floats have gradients."""
     ids = keras.Input((5,), dtype="int32")
     first = kl.Embedding(7, 2)(ids)
     second = kl.Dense(2)(first)
@@ -101,4 +100,3 @@ def test_what_passes_by_is_alive():
         "add",
     ]
     assert [s.live_bytes for s in sizes] == [4 * 5, 4 * 10, 2 * 4 * 10]
-    assert [s.float_bytes for s in sizes] == [0, 4 * 10, 2 * 4 * 10]
