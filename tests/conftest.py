@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(items):
     """Marks tests that take long on a machine like that of the list."""
     slow = {*slow_tests.slow_tests()}
     for item in items:
-        if item.nodeid in slow:
+        if {item.nodeid, item.nodeid.partition("[")[0]} & slow:
             item.add_marker(pytest.mark.slow)
 
 
@@ -140,6 +140,14 @@ def float64():
     """Everything in double precision."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
+
+
+@pytest.fixture
+def as_written():
+    """TensorFlow's graph optimiser, which regroups sums, is off."""
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": True}
+    )
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@
     python tests/slow_tests.py times.txt [seconds]
 
 writes `slow_tests.txt` anew: tests that took so many seconds, 3 by default, by
-their ids. Those that it has are not in a quick run, so they stay. `KEPT` are
-quick tests whatever they take.
+their ids; one without parameters is all of a test. Those that it has are not in
+a quick run, so they stay. `KEPT` are quick tests whatever they take.
 """
 
 import pathlib

@@ -10,6 +10,7 @@ from beside_keras import assert_close, normal, pipeline, trained
 from keras import layers as kl
 from kinds import Lookup, Plain, user_loss
 from own_layers import Fixed, Outputs
+from tiny import assert_same
 
 import tfgpipe
 
@@ -20,26 +21,7 @@ def adamw():
     return keras.optimizers.AdamW(0.1, weight_decay=0.5)
 
 
-def check(make, x, y, k, m, remat="except_last", reference=Plain, **arguments):
-    """Compares a pipeline with Keras."""
-    found, expected = (
-        trained(
-            make,
-            model,
-            x,
-            y,
-            optimizer=adamw(),
-            **arguments,
-        )
-        for model in (pipeline(k, m, remat=remat), reference)
-    )
-    assert_close(found, expected)
-
-
-def fork():
-    return Outputs(kl.Dense(2), kl.Dense(3))
-
-
+# ----------------------------------------------------------- numbers of Keras
 class Pass(kl.Layer):
     def call(self, x):
         return {"a": keras.ops.tanh(x["a"]), "b": x["b"]}
@@ -50,75 +32,140 @@ class Keep(kl.Layer):
         return x["a"]
 
 
-WARNS = pytest.mark.filterwarnings("ignore:Gradients do not exist")
-# The first keeps some micro-batches and computes others again: it has both.
-RULES = ("always", "never")
-REMATS = pytest.mark.parametrize(
-    "remat",
-    ["except_last", *(pytest.param(r, marks=pytest.mark.slow) for r in RULES)],
+def fork():
+    return Outputs(kl.Dense(2), kl.Dense(3))
+
+
+class Matrix(kl.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight((shape[-1], shape[-1]), "glorot_normal")
+        self.function = tf.function(
+            lambda x: tf.tanh(tf.matmul(x, self.kernel))
+        )
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class WithFunction(Matrix):
+    """Its function reads a weight that is no argument."""
+
+    def call(self, x):
+        return x + self.function(x)
+
+
+class WithTape(Matrix):
+    def call(self, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.tanh(x @ self.kernel)
+        return tape.gradient(y, x)
+
+
+class WithRows(Matrix):
+    """The gradient of its input is sparse, unless there is one row."""
+
+    def call(self, x):
+        return tf.vectorized_map(lambda row: row @ self.kernel, x[:, None])[
+            :, 0
+        ]
+
+
+class SparseForSome(Matrix):
+    """The gradient of its weight is sparse, unless there is one row."""
+
+    def call(self, x):
+        row = self.kernel[1] if x.shape[0] == 1 else tf.gather(self.kernel, 1)
+        return x * row
+
+
+ROWS = normal(3)[:6]
+POSITIONS = np.random.default_rng(1).standard_normal((8, 5, 3))
+TWO = {"a": normal(2), "b": normal(3)}
+WEIGHTS = np.random.default_rng(0).random((7, 5))
+
+
+def unused():
+    return [fork(), Pass(), Pass(), Keep()], normal(4), normal(2), 3
+
+
+def without_loss():
+    return [kl.Dense(4), fork()], normal(4), TWO, 2
+
+
+# Layers, inputs, labels, K; and what else is told.
+NUMBERS = {
+    # Zeros are not `None`: weight decay shrank what Keras leaves alone. A tape
+    # sees a cell as one operation, and an output without a gradient as one
+    # whose gradient is zero. So weights that only lead to an unused tensor got
+    # a gradient of zeros, with some K and `remat` but not with others.
+    "unused boundary tensor": (unused, {}),
+    "unused, computed again": (unused, {"remat": "always"}),
+    "unused, kept": (unused, {"remat": "never"}),
+    # The same story at the end of the last cell.
+    "output without loss": (without_loss, {"loss": {"a": "mse"}}),
+    "output without whole loss": (without_loss, {"loss": {"a": user_loss}}),
+    # The pipeline added them all up, and Keras takes the first.
+    "several losses for one output": (
+        lambda: ([kl.Dense(4), kl.Dense(2)], normal(4), normal(2), 2),
+        {"loss": ["mse", "mae"]},
+    ),
+    # Keras divides by the number of weighted values, not of values.
+    "weights with more positions than the loss": (
+        lambda: (
+            [kl.Dense(4), kl.Reshape((1, 4)), kl.Dense(2)],
+            normal(4),
+            normal(1, 2),
+            2,
+        ),
+        {"fit": {"sample_weight": WEIGHTS}},
+    ),
+    # As some published models do, which look positions up by rows.
+    "layer that needs to know the rows": (
+        lambda: (
+            [kl.Dense(3), Lookup("constants", "known rows"), kl.Dense(3)],
+            POSITIONS,
+            POSITIONS,
+            2,
+        ),
+        {},
+    ),
+    **{
+        cls.__name__: (
+            lambda cls=cls: (
+                [kl.Dense(3, "tanh"), cls(), cls()],
+                ROWS,
+                ROWS,
+                3,
+            ),
+            # A functional model leaves the function's weight out.
+            {"reference": keras.Sequential} if cls is WithFunction else {},
+        )
+        for cls in (WithFunction, WithTape, WithRows, SparseForSome)
+    },
+}
+QUICK = ("output without loss", "layer that needs to know the rows")
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in NUMBERS
+    ],
 )
-
-
-@WARNS
-@REMATS
-def test_weight_of_an_unused_boundary_tensor_has_no_gradient(remat):
-    """Zeros are not `None`: weight decay shrank what Keras leaves alone.
-
-    A tape sees a cell as one operation, and an output without a gradient as
-    one whose gradient is zero. So weights that only lead to an unused tensor
-    got a gradient of zeros, with some K and `remat` but not with others, and
-    AdamW decayed them.
-    """
-    check(
-        lambda: [fork(), Pass(), Pass(), Keep()],
-        normal(4),
-        normal(2),
-        3,
-        2,
-        remat,
-        loss="mse",
+def test_numbers_are_those_of_keras(name):
+    make, told = NUMBERS[name]
+    _, x, y, k = make()
+    told = {"loss": "mse", **told}
+    remat = told.pop("remat", "except_last")
+    reference = told.pop("reference", Plain)
+    found, expected = (
+        trained(lambda: make()[0], model, x, y, optimizer=adamw(), **told)
+        for model in (pipeline(k, k, remat=remat), reference)
     )
-
-
-@WARNS
-@REMATS
-@pytest.mark.parametrize("loss", ["mse", user_loss])
-def test_weight_of_an_output_without_loss_has_no_gradient(loss, remat):
-    """The same story at the end of the last cell."""
-    check(
-        lambda: [kl.Dense(4), fork()],
-        normal(4),
-        {"a": normal(2), "b": normal(3)},
-        2,
-        2,
-        remat,
-        loss={"a": loss},
-    )
-
-
-def test_of_several_losses_for_one_output_keras_takes_the_first():
-    """The pipeline added them all up, and Keras does not."""
-    check(
-        lambda: [kl.Dense(4), kl.Dense(2)],
-        normal(4),
-        normal(2),
-        2,
-        2,
-        loss=["mse", "mae"],
-    )
-
-
-def test_weights_with_more_positions_than_the_loss_broadcast():
-    """Keras divides by the number of weighted values, not of values."""
-    check(
-        lambda: [kl.Dense(4), kl.Reshape((1, 4)), kl.Dense(2)],
-        normal(4),
-        normal(1, 2),
-        2,
-        2,
-        loss="mse",
-        fit={"sample_weight": np.random.default_rng(0).random((7, 5))},
-    )
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("how", ["evaluate", "predict"])
@@ -130,16 +177,12 @@ def test_batch_norm_that_always_trains_has_one_rule(how):
 
     def statistics(num_micro_batches):
         keras.utils.set_random_seed(5)
-        model = tfgpipe.GPipe(
-            [Fixed(kl.BatchNormalization(), True), kl.Dense(2)],
-            2,
-            num_micro_batches,
-        )
+        layers = [Fixed(kl.BatchNormalization(), True), kl.Dense(2)]
+        model = tfgpipe.GPipe(layers, 2, num_micro_batches)
         model.compile("sgd", "mse")
         data = (normal(4), normal(2)) if how == "evaluate" else (normal(4),)
         getattr(model, how)(*data, batch_size=7, verbose=0)
-        norm = model.sequence[0].inner
-        return norm.moving_mean.numpy(), norm.moving_variance.numpy()
+        return [v.numpy() for v in model.sequence[0].inner.variables]
 
     for found, expected in zip(statistics(3), statistics(1), strict=True):
         np.testing.assert_allclose(found, expected, 1e-12)
@@ -178,121 +221,6 @@ def test_bytes_for_a_first_layer_of_floats_are_cast_first(dtype, has_input):
         assert pixels.predict(x, verbose=0).shape == (6, 8)
 
 
-def test_layer_may_need_to_know_the_rows():
-    """As some published models do, which look positions up by rows."""
-
-    def make():
-        return [kl.Dense(3), Lookup("constants", "known rows"), kl.Dense(3)]
-
-    x = np.random.default_rng(1).standard_normal((8, 5, 3))
-    check(make, x, x, 2, 2, loss="mse")
-
-
-@pytest.mark.parametrize("length", [4, 5])
-def test_weights_of_rows_for_a_loss_of_steps_are_refused(length):
-    """With as many rows as steps they weighed steps, or rows if M > 1."""
-    model = tfgpipe.GPipe([kl.Embedding(9, 3), kl.Dense(2)], 2, 4)
-    model.compile("sgd", "mse")
-    ids, y = np.ones((4, length), "int32"), np.ones((4, length, 2))
-    with pytest.raises(ValueError, match="one weight for each value"):
-        model.train_on_batch(ids, y, sample_weight=np.arange(4.0))
-    model.train_on_batch(ids, y, sample_weight=np.ones((4, length)))
-
-
-# -------------------------------------------- what layers do with TensorFlow
-class Matrix(kl.Layer):
-    def build(self, shape):
-        self.kernel = self.add_weight((shape[-1], shape[-1]), "glorot_normal")
-        self.make()
-
-    def make(self):
-        pass
-
-    def compute_output_shape(self, shape):
-        return shape
-
-
-class WithFunction(Matrix):
-    """Its function reads a weight that is no argument."""
-
-    def make(self):
-        self.function = tf.function(
-            lambda x: tf.tanh(tf.matmul(x, self.kernel))
-        )
-
-    def call(self, x):
-        return x + self.function(x)
-
-
-class WithTape(Matrix):
-    def call(self, x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.tanh(x @ self.kernel)
-        return tape.gradient(y, x)
-
-
-class WithRows(Matrix):
-    """The gradient of its input is sparse, unless there is one row."""
-
-    def call(self, x):
-        return tf.vectorized_map(lambda row: row @ self.kernel, x[:, None])[
-            :, 0
-        ]
-
-
-class SparseForSome(Matrix):
-    """The gradient of its weight is sparse, unless there is one row."""
-
-    def call(self, x):
-        row = self.kernel[1] if x.shape[0] == 1 else tf.gather(self.kernel, 1)
-        return x * row
-
-
-@pytest.mark.parametrize(
-    ("layer", "eagerly"),
-    [
-        (WithFunction, False),
-        (WithTape, True),
-        (WithRows, False),
-        pytest.param(SparseForSome, True, marks=pytest.mark.slow),
-        (SparseForSome, False),
-    ],
-)
-def test_layers_may_use_functions_tapes_and_sparse_gradients(layer, eagerly):
-    def make():
-        return [kl.Dense(3, "tanh"), layer(), layer()]
-
-    x = normal(3)[:6]
-    # A functional model leaves the function's weight out.
-    check(
-        make,
-        x,
-        x,
-        3,
-        3,
-        reference=keras.Sequential if layer is WithFunction else Plain,
-        loss="mse",
-        run_eagerly=eagerly,
-    )
-
-
-def test_gradient_of_python_code_is_refused():
-    class Python(kl.Layer):
-        def call(self, x):
-            return tf.ensure_shape(
-                tf.py_function(tf.sin, [x], x.dtype), x.shape
-            )
-
-    model = tfgpipe.GPipe([kl.Dense(3), Python(), kl.Dense(3)], 2, 2)
-    model.compile("sgd", "mse")
-    with (
-        pytest.warns(UserWarning, match="EagerPyFunc, which has side effects"),
-        pytest.raises(ValueError, match=r"gradient of `tf\.py_function`"),
-    ):
-        model.train_on_batch(normal(3), normal(3))
-
-
 class Branches(kl.Layer):
     """Four tensors of one, in an order that the next layer does not keep."""
 
@@ -324,8 +252,7 @@ def test_gradients_of_branches_are_added_in_one_order_wherever_a_cell_ends():
     def weights(k):
         return trained(make, pipeline(k, 2), x, x, optimizer=adamw())[1]
 
-    for a, b in zip(weights(1), weights(3), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(weights(1), weights(3))
 
 
 # ------------------------------------------------------------ data of all kinds
@@ -356,49 +283,19 @@ def test_nothing_is_updated_where_data_ends():
         keras.utils.set_random_seed(1)
         layers = [kl.Dense(4), kl.Dropout(0.5, seed=1), kl.Dense(4)]
         model = tfgpipe.GPipe([*layers, kl.Dense(1)], k, 2)
-        model.compile(
-            keras.optimizers.Adam(weight_decay=0.1, use_ema=True),
-            "mse",
-            metrics=["mae"],
-        )
-        history = model.fit(
-            batches((3,), (1,)), epochs=2, shuffle=False, verbose=0
-        ).history
-        history |= model.evaluate(
-            batches((3,), (1,)), return_dict=True, verbose=0
-        )
+        adam = keras.optimizers.Adam(weight_decay=0.1, use_ema=True)
+        model.compile(adam, "mse", metrics=["mae"])
+        data = batches((3,), (1,))
+        history = model.fit(data, epochs=2, shuffle=False, verbose=0).history
+        history |= model.evaluate(data, return_dict=True, verbose=0)
         model.predict(batches((3,)), verbose=0)
         assert model.optimizer.iterations.numpy() == 6
         assert layers[1].seed_generator.state.numpy()[1] == 6 * 2
-        return history, model.get_weights(), model.optimizer.variables
+        return history, [*model.get_weights(), *model.optimizer.variables]
 
     first, other = train(1), train(3)
     assert other[0] == first[0]
-    for a, b in zip([*first[1], *first[2]], [*other[1], *other[2]]):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_inputs_of_other_rows_are_refused_when_they_are_known(method):
-    """The shorter one was split into micro-batches that did not belong."""
-
-    class Sum(kl.Layer):
-        def call(self, x):
-            return keras.ops.sum(x["a"], -1, keepdims=True) + x["b"]
-
-    def longer(a, b, *labels):
-        return ({"a": a, "b": b[:-1]}, *labels)
-
-    model = tfgpipe.GPipe([Sum(), kl.Dense(1)], 2, 2)
-    model.compile("sgd", "mse")
-    shapes = [(3,), (3,)] + [(1,)] * (method != "predict")
-    data = batches(*shapes).map(longer)
-    errors = (tf.errors.InvalidArgumentError, ValueError)
-    with pytest.raises(errors, match="rows everywhere"):
-        getattr(model, method)(
-            data, verbose=0, **{"shuffle": False} if method == "fit" else {}
-        )
-    assert model.optimizer.iterations.numpy() == 0
+    assert_same(other[1], first[1])
 
 
 class SumOfKeys(kl.Layer):
@@ -420,7 +317,7 @@ def test_inputs_of_more_keys_than_were_built_for_go_to_the_layer():
     np.testing.assert_allclose(*found, 1e-5)
 
 
-# ------------------------------------------------ a row of outputs for each row
+# ------------------------------------------------------------------- refusals
 class Similarities(kl.Layer):
     """Of all rows with all rows, as in contrastive losses."""
 
@@ -428,9 +325,90 @@ class Similarities(kl.Layer):
         return keras.ops.matmul(x, keras.ops.transpose(x))
 
 
-class Twice(kl.Layer):
+class Doubled(kl.Layer):
     def call(self, x):
         return keras.ops.concatenate([x, x], 0)
+
+
+class Python(kl.Layer):
+    def call(self, x):
+        return tf.ensure_shape(tf.py_function(tf.sin, [x], x.dtype), x.shape)
+
+
+class SumOfRows(kl.Layer):
+    def call(self, x):
+        return keras.ops.sum(x["a"], -1, keepdims=True) + x["b"]
+
+
+def shorter(*labels):
+    """Of two inputs, one lacks a row."""
+    shapes = [(3,), (3,), *labels]
+    return batches(*shapes).map(lambda a, b, *y: ({"a": a, "b": b[:-1]}, *y))
+
+
+IDS, OF_IDS = np.ones((4, 4), "int32"), np.ones((4, 4, 2))
+# Layers, a method and its arguments, and what is said.
+REFUSED = {
+    # With as many rows as steps they weighed steps, or rows if M > 1.
+    "weights of rows for steps": (
+        lambda: [kl.Embedding(9, 3), kl.Dense(2)],
+        "train_on_batch",
+        lambda: (IDS, OF_IDS, np.arange(4.0)),
+        "one weight for each value",
+    ),
+    "weights of rows for other steps": (
+        lambda: [kl.Embedding(9, 3), kl.Dense(2)],
+        "train_on_batch",
+        lambda: (np.ones((4, 5)), np.ones((4, 5, 2)), np.arange(4.0)),
+        "one weight for each value",
+    ),
+    "gradient of Python": (
+        lambda: [kl.Dense(3), Python(), kl.Dense(3)],
+        "train_on_batch",
+        lambda: (normal(3), normal(3)),
+        r"gradient of `tf\.py_function`",
+    ),
+    # The shorter one was split into micro-batches that did not belong.
+    **{
+        f"inputs of other rows: {method}": (
+            lambda: [SumOfRows(), kl.Dense(1)],
+            method,
+            lambda labels=labels: (shorter(*labels),),
+            "rows everywhere",
+        )
+        for method, labels in (
+            ("fit", [(1,)]),
+            ("evaluate", [(1,)]),
+            ("predict", []),
+        )
+    },
+    "outputs of more rows": (
+        lambda: [kl.Dense(4), Doubled()],
+        "predict",
+        lambda: (np.ones((8, 3)),),
+        "row for each row of the",
+    ),
+    "outputs of more rows, known late": (
+        lambda: [kl.Dense(4), Doubled()],
+        "predict",
+        lambda: (batches((3,)),),
+        "row for each row of the",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*EagerPyFunc, which has side effects")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_numbers_of_keras_is_refused(name):
+    layers, method, arguments, words = REFUSED[name]
+    model = tfgpipe.GPipe(layers(), 2, 2)
+    model.compile("sgd", "mse")
+    quiet = {} if method == "train_on_batch" else {"verbose": 0}
+    quiet |= {"shuffle": False} if method == "fit" else {}
+    errors = (tf.errors.InvalidArgumentError, ValueError)
+    with pytest.raises(errors, match=words):
+        getattr(model, method)(*arguments(), **quiet)
+    assert model.optimizer.iterations.numpy() == 0
 
 
 def test_an_axis_of_all_rows_inside_of_a_list_is_tried():
@@ -444,35 +422,21 @@ def test_an_axis_of_all_rows_inside_of_a_list_is_tried():
         model.fit(x, x[:, :1], batch_size=8, verbose=0)
 
 
-@pytest.mark.parametrize("data", [batches((3,)), np.ones((8, 3))])
-def test_outputs_of_more_rows_are_refused(data):
-    model = tfgpipe.GPipe([kl.Dense(4), Twice()], 2, 2)
-    errors = (ValueError, tf.errors.InvalidArgumentError)
-    with pytest.raises(errors, match="row for each row of the"):
-        model.predict(data, verbose=0)
-
-
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_outputs_of_any_length_have_rows():
     """No alarm for sequences, and shapes that are known late."""
-    layers = [
-        keras.Input((None, 4)),
-        kl.Dense(4),
-        kl.Reshape((-1, 2)),
-        kl.LSTM(3, return_sequences=True),
-    ]
+    layers = [keras.Input((None, 4)), kl.Dense(4), kl.Reshape((-1, 2))]
+    layers += [kl.LSTM(3, return_sequences=True)]
     model = tfgpipe.GPipe(layers, 3, 2)
     assert model.predict(np.ones((5, 6, 4)), verbose=0).shape == (5, 12, 3)
     assert model.predict(batches((3, 4)), verbose=0).shape == (19, 6, 3)
 
 
-class Called(kl.Layer):
+# ----------------------------------------------------- what the process shares
+class Called(Matrix):
     """Calls a function of TensorFlow, which is traced anew for each cell."""
 
-    def build(self, shape):
-        self.meet = bool
-        self.kernel = self.add_weight(shape=(shape[-1],), name="kernel")
-        self.function = tf.function(lambda h: tf.tanh(h * self.kernel))
+    meet = staticmethod(bool)
 
     def call(self, x):
         y = self.function(x)
@@ -509,18 +473,14 @@ def test_models_that_two_threads_train_are_as_if_one_thread_did():
 
     both = threading.Barrier(2, timeout=20)
     expected = trained(bool, in_threads=False)
-    for a, b in zip(trained(both.wait, in_threads=True), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-    for a, b in zip(trained(bool, in_threads=False), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(trained(both.wait, in_threads=True), expected)
+    assert_same(trained(bool, in_threads=False), expected)
 
 
 class Holder(kl.Layer):
     """Keeps tensors and variables where a walk over Python finds them."""
 
-    def __init__(self):
-        super().__init__()
-        self.supports_masking = True
+    supports_masking = True
 
     def build(self, shape):
         self.inner = kl.Dense(shape[-1])
@@ -558,10 +518,7 @@ def asked_of_eager_tensors(monkeypatch, function):
     return asked
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_nothing_is_set_on_eager_tensors_that_keras_does_not_set(
-    monkeypatch, eagerly
-):
+def test_nothing_is_set_on_eager_tensors_that_keras_does_not_set(monkeypatch):
     """A name set on the handle of each variable ended the process.
 
     Python makes a dict for it; a collection of garbage in the middle made a
@@ -572,8 +529,7 @@ def test_nothing_is_set_on_eager_tensors_that_keras_does_not_set(
         inputs = keras.Input((4,), dtype="int32")
         x = kl.Embedding(9, 6, mask_zero=True)(inputs)
         x = kl.BatchNormalization()(kl.Dropout(0.5, seed=1)(Holder()(x)))
-        outputs = kl.Dense(1)(kl.LSTM(3)(x))
-        model = make(keras.Model(inputs, outputs))
+        model = make(keras.Model(inputs, kl.Dense(1)(kl.LSTM(3)(x))))
         model.compile("adam", "mse", metrics=["mae"], run_eagerly=eagerly)
         data = np.arange(32).reshape(8, 4) % 9, np.ones((8, 1))
         model.fit(*data, batch_size=4, verbose=0)
@@ -584,7 +540,7 @@ def test_nothing_is_set_on_eager_tensors_that_keras_does_not_set(
         train(lambda model: model, eagerly=True)  # masks are attributes, too
 
     def of_gpipe():
-        train(lambda model: tfgpipe.GPipe(model, 2, 2), eagerly)
+        train(lambda model: tfgpipe.GPipe(model, 2, 2), eagerly=False)
 
     by_gpipe = asked_of_eager_tensors(monkeypatch, of_gpipe)
     assert not by_gpipe - asked_of_eager_tensors(monkeypatch, of_keras)

@@ -63,23 +63,6 @@ def test_callbacks_of_the_learning_rate_give_what_keras_gives(tmp_path):
     assert len(set(found[0]["learning_rate"])) > 2
 
 
-def test_early_stopping_restores_the_best_weights():
-    model = compiled(pipeline())
-    seen = []
-    note = callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: seen.append(weights(model))
-    )
-    rise = callbacks.LearningRateScheduler(
-        lambda epoch: 0.1 if epoch < 2 else 5.0
-    )
-    stop = callbacks.EarlyStopping(
-        "loss", patience=2, restore_best_weights=True
-    )
-    losses = fit(model, *data(), epochs=9, callbacks=[rise, note, stop])["loss"]
-    assert len(losses) < 9
-    assert_same(weights(model), seen[int(np.argmin(losses))])
-
-
 def test_terminate_on_nan_stops_at_the_batch():
     model = compiled(pipeline())
     x, y = data()

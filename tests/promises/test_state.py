@@ -13,30 +13,23 @@ import tfgpipe
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def run(layers, x, y, k, m, optimizer=None, epochs=2, **kwargs):
-    model = tfgpipe.GPipe(layers, k, m, **kwargs)
-    model.compile(optimizer or keras.optimizers.Adam(0.01), "mse")
-    model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
-    return model
+def trained(made, k, m, x=None, y=None, **arguments):
+    """Variables after two epochs of SGD with momentum; Keras's if K is 0."""
+    keras.utils.set_random_seed(5)
+    keras.random.normal(())  # makes the generator that Keras has for all
+    if x is None:
+        rng = np.random.default_rng(3)
+        x, y = rng.random((8, 5)), rng.random((8, 2))
+    layers = [keras.Input(x.shape[1:]), *made()]
+    model = keras.Sequential(layers)
+    if k:
+        model = tfgpipe.GPipe(layers, k, m, **arguments)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return [v.numpy() for v in model.variables]
 
 
 # -------------------------------------------------------- batch normalisation
-class MovedByItself(kl.BatchNormalization):
-    """Has moments of its own."""
-
-    def call(self, x, training=False):
-        mean = keras.ops.mean(x, axis=0)
-        if training:
-            self.moving_mean.assign(0.9 * self.moving_mean + 0.1 * mean)
-        return x - mean
-
-
-def test_batch_norm_whose_moments_are_its_own_is_refused():
-    x = np.ones((8, 2))
-    with pytest.raises(ValueError, match=r"leave its moments.*'own'"):
-        run([kl.Dense(2), MovedByItself(name="own")], x, x, 1, 2)
-
-
 def normalized(momentum=0.9):
     keras.utils.set_random_seed(2)
     return [
@@ -51,11 +44,6 @@ def normalized(momentum=0.9):
     ]
 
 
-def images(rows):
-    rng = np.random.default_rng(1)
-    return rng.standard_normal((rows, 4, 4, 2)), rng.standard_normal((rows, 2))
-
-
 def micro_batches(x, m):
     m = min(m, len(x))
     bounds = [len(x) * i // m for i in range(m + 1)]
@@ -63,9 +51,11 @@ def micro_batches(x, m):
 
 
 def reference_step(layers, x, y, m, learning_rate):
-    """One step of the paper's rule, by plain Keras layers, one after the
-    other: each micro-batch is normalised by its own moments, the moving
-    statistics see the moments of all rows."""
+    """One step of the paper's rule, by plain Keras layers, one by one.
+
+    Each micro-batch is normalised by its own moments, the moving statistics see
+    the moments of all rows.
+    """
     norms = [la for la in layers if isinstance(la, kl.BatchNormalization)]
     old = [(n.moving_mean.numpy(), n.moving_variance.numpy()) for n in norms]
     weights = [w for la in layers for w in la.trainable_variables]
@@ -96,90 +86,69 @@ def reference_step(layers, x, y, m, learning_rate):
     [(2, 3, "always"), (4, 8, "except_last")],
 )
 def test_batch_norm_follows_the_papers_rule(k, m, remat):
-    x, y = images(19)
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(19, 4, 4, 2)), rng.normal(size=(19, 2))
     layers = normalized()
-    for layer in layers[:1]:
-        layer.build((None, 4, 4, 2))
     keras.Sequential(layers).build((None, 4, 4, 2))
     for start in (0, 8, 16):  # the last batch has 3 rows
         batch = slice(start, start + 8)
         reference_step(layers, x[batch], y[batch], m, 0.1)
-    sgd = keras.optimizers.SGD(0.1)
-    model = run(normalized(), x, y, k, m, sgd, epochs=1, remat=remat)
+    model = tfgpipe.GPipe(normalized(), k, m, remat=remat)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     for expected, layer in zip(layers, model.sequence):
         for a, b in zip(expected.variables, layer.variables):
             np.testing.assert_allclose(b.numpy(), a.numpy(), 1e-10, 1e-13)
 
 
-def plain_and_pipelines(made, x, y, points, **kwargs):
-    """Variables after two epochs of SGD with momentum: Keras's, and others."""
-    for k, m in [(0, 1), *points]:
-        keras.utils.set_random_seed(5)
-        keras.random.normal(())  # makes the generator that Keras has for all
-        layers = [keras.Input(x.shape[1:]), *made()]
-        model = tfgpipe.GPipe(layers, k, m) if k else keras.Sequential(layers)
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **kwargs)
-        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        yield [v.numpy() for v in model.variables]
+# ---------------------------------------------------- what Keras does not know
+class Boxed(kl.Layer):
+    """Keeps what Keras does not track."""
 
-
-# -------------------------------------------------------------------- dropout
-
-
-def rows(count):
-    rng = np.random.default_rng(1)
-    return rng.standard_normal((count, 5)), rng.standard_normal((count, 2))
-
-
-# ----------------------------------------------------------------- the others
-class Untracked(kl.Layer):
-    """Assigns a variable that Keras does not know."""
-
-    def __init__(self, **kwargs):
+    def __init__(self, kept=None, **kwargs):
         super().__init__(**kwargs)
-        variable = keras.Variable(0.0, dtype="float64")
-        self.box = lambda: variable
+        self.box = lambda: kept
+
+
+class Untracked(Boxed):
+    """Assigns a variable."""
+
+    def __init__(self):
+        super().__init__(keras.Variable(0.0, dtype="float64"))
 
     def call(self, x):
         self.box().assign_add(1.0)
         return x + self.box()
 
 
-class Unseeded(kl.Layer):
+class Unseeded(Boxed):
     """Draws from the seed generator that Keras has for all."""
 
     def call(self, x):
-        return x + keras.random.normal(keras.ops.shape(x), dtype="float64")
+        shape = keras.ops.shape(x)
+        return x + keras.random.normal(shape, dtype="float64", seed=self.box())
 
 
-class Hidden(kl.Layer):
+class Hidden(Unseeded):
     """Draws from a generator that Keras does not know."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        generator = keras.random.SeedGenerator(3)
-        self.box = lambda: generator
-
-    def call(self, x):
-        shape = keras.ops.shape(x)
-        return x + keras.random.normal(shape, seed=self.box())
+    def __init__(self):
+        super().__init__(keras.random.SeedGenerator(3))
 
 
 @pytest.mark.parametrize("layer", [Untracked, Unseeded, Hidden])
 def test_assignment_to_an_untracked_variable_is_that_of_keras(layer):
-    x, y = rows(19)
-    boxed = []
+    rng = np.random.default_rng(1)
+    x, y, boxed = rng.normal(size=(19, 5)), rng.normal(size=(19, 2)), []
 
     def made():
         boxed.append(layer())
         return [kl.Dense(4), boxed[-1], kl.Dense(2)]
 
-    points = (
-        [(1, 1), (2, 1), (2, 2)] if layer is Untracked else [(1, 1), (2, 1)]
-    )
-    plain, *found = plain_and_pipelines(made, x, y, points)
-    for one in found:
-        for a, b in zip(one, plain, strict=True):
+    points = [(1, 1), (2, 1)] + [(2, 2)] * (layer is Untracked)
+    plain = trained(made, 0, 1, x, y)
+    for k, m in points:
+        for a, b in zip(trained(made, k, m, x, y), plain, strict=True):
             np.testing.assert_allclose(a, b, 1e-10, 1e-12)
     if layer is Untracked:
         assert [float(own.box()) for own in boxed] == [6.0] * 4
@@ -187,72 +156,10 @@ def test_assignment_to_an_untracked_variable_is_that_of_keras(layer):
         assert {int(own.box().state.value[1]) for own in boxed} == {6}
 
 
-def test_micro_batches_that_would_draw_the_same_are_refused():
-    with pytest.raises(ValueError, match=r"without a seed\. Draw with `seed=`"):
-        tfgpipe.GPipe([keras.Input((4,)), Unseeded(), kl.Dense(2)], 1, 2)
-
-
-class Own(kl.Layer):
-    """Keeps state of its own, by a function of it and of the inputs."""
-
-    def __init__(self, rule, start=0.0, **kwargs):
-        super().__init__(**kwargs)
-        self.rule = rule
-        self.start = start
-
-    def build(self, shape):
-        self.w = self.add_weight(shape=(shape[-1],), initializer="ones")
-        self.own = self.add_weight(
-            initializer=lambda shape, dtype: keras.ops.cast(self.start, dtype),
-            dtype=str(np.asarray(self.start).dtype),
-            trainable=False,
-        )
-
-    def call(self, x):
-        return self.rule(self, x * self.w)
-
-
-class Metered(Own):
-    def __init__(self):
-        super().__init__(None)
-        self.metric = keras.metrics.Mean()
-
-    def call(self, x):
-        x = x * self.w
-        self.metric.update_state(x)
-        return x * self.metric.result()
-
-
-@pytest.mark.filterwarnings("ignore:Layer 'metered:UserWarning")
-def test_metric_of_two_cells_is_that_of_keras_or_refused():
-    def made():
-        metered = Metered()
-        return [metered, kl.Dense(3), metered]
-
-    expected = trained(made, 1, 1, plain=True)
-    for a, b in zip(expected, trained(made, 5, 1), strict=True):
-        np.testing.assert_allclose(b, a, 1e-12, 1e-14)
-    with pytest.raises(
-        ValueError, match=r"in one cell.*\[1, 3\] update in turn"
-    ):
-        trained(made, 5, 2)
-
-
-def trained(made, k, m, plain=False, rows=8, epochs=2):
-    """Weights after some mini-batches of SGD with momentum."""
-    keras.utils.set_random_seed(5)
-    layers = [kl.Dense(3), *made(), kl.Dense(2)]
-    x, y = np.split(np.random.default_rng(3).random((rows, 7)), [5], axis=1)
-    model = keras.Sequential(layers) if plain else tfgpipe.GPipe(layers, k, m)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
-    return [v.numpy() for layer in layers for v in layer.variables]
-
-
 class Unordered(kl.Layer):
-    def __init__(self, generator, **kwargs):
+    def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.seed_generator = generator
+        self.seed_generator = keras.random.SeedGenerator(3)
 
     def call(self, x):
         self.seed_generator.next(ordered=False)
@@ -260,10 +167,44 @@ class Unordered(kl.Layer):
         return x * keras.random.uniform(shape, seed=self.seed_generator)
 
 
-def test_seed_that_is_no_count_is_refused():
-    generator = keras.random.SeedGenerator(3)
-    with pytest.raises(ValueError, match=r"`seed_generator.next\(\)` alone"):
-        trained(lambda: [Unordered(generator)], 1, 2)
+class Metered(kl.Layer):
+    """Multiplies by its metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.metric = keras.metrics.Mean()
+
+    def call(self, x):
+        self.metric.update_state(x)
+        return x * self.metric.result()
+
+
+def metered():
+    layer = Metered()
+    return [kl.Dense(3), layer, kl.Dense(3), layer, kl.Dense(2)]
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'metered:UserWarning")
+@pytest.mark.parametrize(
+    ("made", "k", "words"),
+    [
+        # Micro-batches would draw the same.
+        (lambda: [Unseeded()], 1, r"without a seed\. Draw with `seed=`"),
+        # No count of draws.
+        (lambda: [Unordered()], 1, r"`seed_generator.next\(\)` alone"),
+        (metered, 5, r"in one cell.*\[1, 3\] update in turn"),
+    ],
+)
+def test_state_of_several_micro_batches_is_refused(made, k, words):
+    with pytest.raises(ValueError, match=words):
+        trained(lambda: [*made(), kl.Dense(2)], k, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'metered:UserWarning")
+def test_metric_of_two_cells_is_that_of_keras():
+    expected = trained(metered, 0, 1)
+    for a, b in zip(expected, trained(metered, 5, 1), strict=True):
+        np.testing.assert_allclose(b, a, 1e-12, 1e-14)
 
 
 class Whole(kl.Layer):
@@ -306,10 +247,13 @@ class Rounds(kl.Layer):
 def test_state_of_layers_that_round_is_stored_whole(policy, made):
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy(policy)
-    expected = trained(lambda: [made()], 1, 1, plain=True)
+
+    def layers():
+        return [kl.Dense(3), made(), kl.Dense(2)]
+
+    expected = trained(layers, 0, 1)
     for m in (1, 2):
-        found = trained(lambda: [made()], 2, m)
-        for a, b in zip(expected, found, strict=True):
+        for a, b in zip(expected, trained(layers, 2, m), strict=True):
             assert a.dtype == b.dtype == np.float32
             np.testing.assert_allclose(b, a, 2e-2, 2e-2)
             if not a.shape:
