@@ -62,7 +62,7 @@ test-versions: $(STAMP)
 	$(BIN)/python -m tools.versions $(VERSIONS_FLAGS)
 
 test-gpu: $(STAMP)
-	$(BIN)/python -m tfgpipe report $(REPORT_FLAGS)
+	$(BIN)/python -m tfgpipe report
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/promises/fuzz.py $(FUZZ_FLAGS)

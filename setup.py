@@ -151,7 +151,7 @@ setuptools.setup(
     package_dir={"": "."},
     packages=setuptools.find_packages(include=["tfgpipe", "tfgpipe.*"]),
     package_data={"tfgpipe": ["py.typed"]},
-    entry_points={"console_scripts": ["tfgpipe = tfgpipe.commands.main:main"]},
+    entry_points={"console_scripts": ["tfgpipe = tfgpipe.__main__:main"]},
     python_requires=">=3.10",
     install_requires=[
         "keras>=3.10",

@@ -20,7 +20,7 @@ import tiny
 from test_architecture import MODULES, ORDER, SUBPACKAGES, parsed
 
 import params
-from tfgpipe.commands import main as tfgpipe_main
+from tfgpipe import __main__ as tfgpipe_main
 from tfgpipe.loss import row_wise
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tools import notebooks

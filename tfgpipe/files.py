@@ -136,34 +136,28 @@ def read_whole(path: Any) -> Iterator[None]:
     Raises:
         ValueError: If there is a file, but not one that was written whole.
     """
-    is_archive = str(path).endswith(".keras") and os.path.isfile(path)
-    if is_archive:
-        with open(path, "rb") as file:  # or else says why not
-            if not zipfile.is_zipfile(file):
-                raise _damaged(path, "It is no zip archive, or part of one.")
     try:
+        if str(path).endswith(".keras") and os.path.isfile(path):
+            with zipfile.ZipFile(path) as archive:
+                lost = _MEMBERS.difference(archive.namelist())
+            if lost:
+                raise _damaged(path, f"It has no {', '.join(sorted(lost))}.")
         yield
-    except (zipfile.BadZipFile, zlib.error, json.JSONDecodeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}.") from error
-    except OSError as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        json.JSONDecodeError,
+        OSError,
+    ) as error:
         # Of HDF5, those that are about what is in a file have no number.
-        if error.errno is not None or isinstance(error, DamagedFileError):
+        is_told = isinstance(error, DamagedFileError)
+        if is_told or getattr(error, "errno", None) is not None:
             raise
         raise _damaged(path, f"{type(error).__name__}: {error}.") from error
-    except (KeyError, ValueError) as error:
-        if is_archive and (lost := _MEMBERS - _members(path)):
-            reason = f"It has no {', '.join(sorted(lost))}."
-            raise _damaged(path, reason) from error
-        raise
 
 
 # What Keras reads from a file of a model.
 _MEMBERS = {"config.json", "model.weights.h5"}
-
-
-def _members(path: Any) -> set[str]:
-    with zipfile.ZipFile(path) as archive:
-        return set(archive.namelist())
 
 
 def _damaged(path: object, reason: str) -> DamagedFileError:

@@ -18,7 +18,6 @@ from absl import flags
 import tfgpipe
 from tfgpipe import timeline
 from tfgpipe.commands import command_line
-from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.devices import local
 from tfgpipe.schedules import CHUNKS, KINDS, SCHEDULES, Program
 from tools.flags import define
@@ -41,12 +40,12 @@ def main(argv: list[str]) -> int:
 def _draw(values: flags.FlagValues) -> None:
     folder = pathlib.Path(values.output)
     if not folder.is_dir():
-        raise BadFlags(
+        raise ValueError(
             "--output must be a folder that there is. Received: "
             f"--output={values.output}."
         )
     if not importlib.util.find_spec("matplotlib"):
-        raise BadFlags(
+        raise ValueError(
             "tools.gallery draws with matplotlib, which is not installed. "
             "Install it: pip install '.[tools]'"
         )

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 def _print(values: flags.FlagValues) -> None:
     if values.params is None:
-        raise command_line.BadFlags("--params must name an experiment.")
+        raise ValueError("--params must name an experiment.")
     experiment = params.override(params.get(values.params), values.set)
     limit = values.memory_gib
     found = plan_of(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from tfgpipe.commands import command_line
-from tfgpipe.commands.command_line import BadFlags, doing
+from tfgpipe.commands.command_line import doing
 from tools.flags import define
 from tools.report import Table, columns
 
@@ -270,7 +270,7 @@ def main(argv: list[str]) -> int:
 def _run(values: flags.FlagValues) -> None:
     unknown = [name for name in values.corners if name not in CORNERS]
     if unknown:
-        raise BadFlags(
+        raise ValueError(
             f"--corners must be some of {', '.join(CORNERS)}. Received: "
             f"{', '.join(unknown)}."
         )

@@ -22,7 +22,6 @@ from tfgpipe.checkpoints import (
     Restored,
     Writer,
     end_without_waiting,
-    first_settings_of,
     is_known_damaged,
     known_steps_of,
     steps_of,
@@ -148,7 +147,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._take_folder()
         resumed = self._resumed
         self._step = known_steps_of(self.model)
-        first_settings_of(self.model)  # before a callback changes them
         if resumed is not None and not self._is_used:
             self._step, self._start = resumed.step, resumed.batch
         self._is_used, self._is_new = True, False
@@ -248,8 +246,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self, monitored: dict | None = None) -> None:
         position = Position(self._step, self._epoch, self._batch)
-        settings = first_settings_of(self.model)
-        self._writer.start(self.model, position, monitored, settings)
+        self._writer.start(self.model, position, monitored)
         self._is_new = False
 
     @property

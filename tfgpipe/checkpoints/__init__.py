@@ -3,7 +3,6 @@
 from tfgpipe.checkpoints.folder import Folder, Position
 from tfgpipe.checkpoints.restore import (
     Restored,
-    first_settings_of,
     is_known_damaged,
     known_steps_of,
     restore,
@@ -17,7 +16,6 @@ __all__ = [
     "Restored",
     "Writer",
     "end_without_waiting",
-    "first_settings_of",
     "is_known_damaged",
     "known_steps_of",
     "restore",

@@ -88,13 +88,11 @@ class Writer:
         model: keras.Model,
         position: Position,
         monitored: Mapping[str, Json] | None,
-        settings: Mapping[str, Json] | None = None,
     ) -> None:
         """Begins to write, once the checkpoint before is written.
 
         When it returns, the model may be trained on. `monitored` is a metric's
-        "name" and "value", or None; `settings` is what the optimizer was told
-        at first.
+        "name" and "value", or None.
 
         Raises:
             OSError: If the one before could not be written.
@@ -113,7 +111,6 @@ class Writer:
                 "tensorflow": tf.__version__,
                 "keras": keras.__version__,
             },
-            settings or {},
         )
         #     training   step 7 | copy | step 8 | step 9 | ...
         #     thread                   | write ...... |
@@ -138,8 +135,7 @@ class Writer:
         error, self._error = self._error, None
         if error is None:
             return
-        is_of_files = isinstance(error, (OSError, tf.errors.OpError))
-        raise (OSError if is_of_files else RuntimeError)(
+        raise OSError(
             "A checkpoint must be written to `folder`. Received: folder="
             f"{str(self._folder.path)!r}, and this error: {error}. The "
             "checkpoints before are whole, and the model is as it was: make "

@@ -1,9 +1,8 @@
-"""The program `tfgpipe`, and what programs have in common.
+"""The sub-commands of `tfgpipe`, each a module, and what programs have alike.
 
-`main` has the sub-commands, each in a module of its name; programs of tools/
-use `command_line`, too.
+Programs of tools/ use `command_line`, too.
 """
 
-from tfgpipe.commands import command_line, main
+from tfgpipe.commands import command_line
 
-__all__ = ["command_line", "main"]
+__all__ = ["command_line"]

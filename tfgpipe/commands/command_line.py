@@ -5,10 +5,8 @@ Each has a set of flags, so that several of them can be imported.
 
 import contextlib
 import copy
-import difflib
 import importlib
 import logging
-import math
 import pathlib
 import sys
 import threading
@@ -19,21 +17,9 @@ from typing import TypeVar
 
 from absl import flags
 
-from tfgpipe.schedules import (
-    REMAT,
-    SCHEDULES,
-    Rule,
-    checked_rule,
-    rule_of,
-)
-
 _Item = TypeVar("_Item")
 
 _QUIET = 10.0  # seconds, until it is said what is done; then twice as many
-
-
-class BadFlags(flags.Error):
-    """The flags ask for what cannot be done; the message says why."""
 
 
 def new_flags() -> flags.FlagValues:
@@ -62,38 +48,11 @@ def define_cells(
     )
 
 
-def define_schedule(values: flags.FlagValues) -> None:
-    """Defines --schedule and --remat."""
-    flags.DEFINE_enum(
-        "schedule",
-        "gpipe",
-        list(SCHEDULES),
-        "Order of the tasks on each device.",
-        flag_values=values,
-    )
-    flags.DEFINE(
-        _RuleParser(),
-        "remat",
-        "except_last",
-        f"What the backward pass recomputes: one of {', '.join(REMAT)}, or the "
-        'share of what "never" keeps that is kept, such as 0.4.',
-        flag_values=values,
-    )
-
-
-class _RuleParser(flags.ArgumentParser):
-    """Parses a rule of `remat`."""
-
-    def parse(self, argument: object) -> Rule:
-        """Returns the rule."""
-        return checked_rule(rule_of(str(argument)))
-
-
 def run(
     name: str,
     values: flags.FlagValues,
     usage: str | None,
-    body: Callable[[flags.FlagValues], None],
+    body: Callable[[flags.FlagValues], int | None],
     argv: Sequence[str],
 ) -> int:
     """Parses flags and does a command's work.
@@ -102,13 +61,13 @@ def run(
         name: Of the command, such as "tfgpipe plan".
         values: Its flags, not parsed yet; they stay so.
         usage: Text of --help before the flags.
-        body: Does the work. Errors about what the user gave are `ValueError`,
-            `FileNotFoundError`, or `ImportError` for a package that is not
-            installed.
+        body: Does the work; may return an exit code. Errors about what the
+            user gave are `ValueError`, `FileNotFoundError`, or `ImportError`
+            for a package that is not installed.
         argv: The program and its flags.
 
     Returns:
-        The exit code: 0; 2 for bad flags; 130 after Ctrl-C.
+        The exit code: 0, or of the body; 2 for bad flags; 130 after Ctrl-C.
     """
     values = copy.deepcopy(values)  # can be parsed once
     try:
@@ -117,22 +76,20 @@ def run(
             print(f"{usage}\n{values.get_help(include_special_flags=False)}")
             return 0
         if rest:
-            raise BadFlags(f"Expected only flags. Received: {rest}.")
-        check_finite(values)
-        body(values)
+            raise ValueError(f"Expected only flags. Received: {rest}.")
+        return body(values) or 0
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
     except (flags.Error, ValueError, FileNotFoundError, ImportError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def run_sub_command(
     program: str,
     commands: Mapping[str, str],
-    body: Callable[[str, ModuleType, flags.FlagValues], None],
+    body: Callable[[str, ModuleType, flags.FlagValues], int | None],
     argv: Sequence[str],
     package: str | None = None,
 ) -> int:
@@ -160,11 +117,9 @@ def run_sub_command(
         print(f"\n{called} SUB-COMMAND --help lists its flags.")
         return 0
     if name not in commands:
-        close = difflib.get_close_matches(name, commands, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         print(
             f"{program}: The first argument must be a sub-command: one of "
-            f"{', '.join(commands)}. Received: {name!r}.{hint}",
+            f"{', '.join(commands)}. Received: {name!r}.",
             file=sys.stderr,
         )
         return 2
@@ -188,7 +143,7 @@ def require(values: flags.FlagValues, *names: str) -> None:
     """Refuses flags that lack some without which there is nothing to do."""
     lacking = [f"--{name}" for name in names if values[name].value is None]
     if lacking:
-        raise BadFlags(
+        raise ValueError(
             f"{' and '.join(lacking)} must be given. --help shows an example."
         )
 
@@ -197,26 +152,16 @@ def output_path(text: str | None) -> pathlib.Path | None:
     """Returns the file of --output; None for none.
 
     Raises:
-        BadFlags: If its folder is missing, before there is work to lose.
+        ValueError: If its folder is missing, before there is work to lose.
     """
     if text is None:
         return None
     path = pathlib.Path(text)
-    if not path.absolute().parent.is_dir() or path.is_dir():
-        raise BadFlags(
-            "--output must be a file in a folder that there is. Received: "
-            f"--output={text}."
+    if not path.absolute().parent.is_dir():
+        raise ValueError(
+            f"--output must be in a folder that there is. Received: {text}."
         )
     return path
-
-
-def check_finite(values: flags.FlagValues) -> None:
-    """Refuses flags that are no numbers: a bound lets "nan" through."""
-    for name in values:
-        value = values[name].value
-        numbers = value if isinstance(value, list) else [value]
-        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
-            raise BadFlags(f"--{name} must be finite. Received: {value}.")
 
 
 @contextlib.contextmanager

@@ -12,20 +12,31 @@ trains, `tfgpipe.timeline.measure` and `tfgpipe.callbacks.PipelineMonitor` tell.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 from absl import flags
 
 from tfgpipe import timeline
 from tfgpipe.commands import command_line
-from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.files import write_text
 from tfgpipe.monitor import chrome_trace, save_picture
-from tfgpipe.schedules import CHUNKS, KINDS, SCHEDULES
+from tfgpipe.schedules import CHUNKS, KINDS, REMAT, SCHEDULES, rule_of
 
 FLAGS = command_line.new_flags()
-command_line.define_schedule(FLAGS)
+flags.DEFINE_enum(
+    "schedule",
+    "gpipe",
+    list(SCHEDULES),
+    "Order of the tasks on each device.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "remat",
+    "except_last",
+    f"What the backward pass recomputes: one of {', '.join(REMAT)}, or the "
+    'share of what "never" keeps that is kept, such as 0.4.',
+    flag_values=FLAGS,
+)
 command_line.define_cells(FLAGS, 4, 8)
 flags.DEFINE_string(
     "output", None, "File to write, .png or .json.", flag_values=FLAGS
@@ -39,23 +50,16 @@ def run(values: flags.FlagValues) -> None:
     k, m = values.num_partitions, values.num_micro_batches
     chunks = CHUNKS[values.schedule] or 2
     if k % chunks:
-        raise BadFlags(
-            f"--num_partitions must be {chunks} times the number of devices "
-            f"under --schedule={values.schedule}. Received: "
-            f"--num_partitions={k}."
+        raise ValueError(
+            f"--num_partitions must be {chunks} times the number of devices. "
+            f"Received: --num_partitions={k}."
         )
     schedule = SCHEDULES[values.schedule](k // chunks, m, chunks)
-    program = schedule.program(values.remat)
+    program = schedule.program(rule_of(values.remat))
     path = command_line.output_path(values.output)
     if path is not None and path.suffix not in (".png", ".json"):
-        raise BadFlags(
-            f"--output must end with .png or .json. Received: {path.suffix!r}."
-        )
-    is_picture = path is not None and path.suffix == ".png"
-    if is_picture and not importlib.util.find_spec("matplotlib"):
-        raise BadFlags(
-            "--output draws with matplotlib, which is not installed. Install "
-            "it with `pip install matplotlib`, or give a name with .json."
+        raise ValueError(
+            f"--output must end with .png or .json. Received: {path}."
         )
     print(program)
     if path is None:
@@ -64,7 +68,7 @@ def run(values: flags.FlagValues) -> None:
         program, lambda op: _FORWARD * KINDS[op.kind].units
     )
     title = f"{values.schedule}: K = {k}, M = {m}, remat {values.remat}"
-    if is_picture:
+    if path.suffix == ".png":  # needs matplotlib
         save_picture(events, title, "Simulated: only tasks take time.", path)
     else:
         trace = chrome_trace(events, {"title": title})

@@ -768,18 +768,6 @@ def optimizer_names(model: keras.Model) -> list[str]:
     return [type(one).__name__ for one in every]
 
 
-def optimizer_settings(model: keras.Model) -> dict[str, Any]:
-    """What a model's optimizer is told: numbers, truths and words, by names."""
-    optimizer = getattr(model, "optimizer", None)
-    return {
-        f"{type(one).__name__}.{name}": value
-        for one in ([] if optimizer is None else with_inner(optimizer))
-        for name, value in one.get_config().items()
-        if isinstance(value, (bool, int, float, str, type(None)))
-        and name != "name"
-    }
-
-
 def unlisted(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Variables of an optimizer that are not among its `variables`.
 

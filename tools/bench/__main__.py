@@ -6,8 +6,7 @@
     python -m tools.bench throughput --k=1,2 --m=1,8 --format=csv
 
 Every sub-command is a module, `tools/bench/<name>.py`, with `FLAGS`, its flags,
-and `run(values, report)`, which adds tables to the report; it raises `BadFlags`
-for flags that do not go together.
+and `run(values, report)`, which adds tables to the report.
 """
 
 import shlex

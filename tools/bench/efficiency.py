@@ -21,7 +21,6 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.devices import local
 from tfgpipe.schedules import (
     CHUNKS,
@@ -210,7 +209,7 @@ def _micro_batches(text: str, num_devices: int) -> int:
         int(match[1] or 1) * (num_devices if match[2] else 1) if match else 0
     )
     if not text or number < 1:
-        raise BadFlags(
+        raise ValueError(
             "--m must be positive integers, or multiples of the number of "
             f"devices such as 4k, with commas between them. Received: {text!r}."
         )

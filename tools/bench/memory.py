@@ -24,7 +24,6 @@ from typing import Any
 
 from absl import flags
 
-from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench import memory_trial
 from tools.bench.memory_trial import Job, Outcome, Size
@@ -103,18 +102,18 @@ def run(values: flags.FlagValues, report: Report) -> None:
 def _check(values: flags.FlagValues) -> None:
     size = Size()
     if max(values.m, values.schedule_m) > size.batch_size:
-        raise BadFlags(
+        raise ValueError(
             "--m and --schedule_m must be at most the batch size, "
             f"{size.batch_size}. Received: {max(values.m, values.schedule_m)}."
         )
     if max(values.k) > values.layers and "layers" in values.table:
-        raise BadFlags(
+        raise ValueError(
             "--layers must be at least the largest --k. Received: "
             f"--layers={values.layers} and --k={max(values.k)}."
         )
     num_cells = values.schedule_k * max(map(_chunks, values.schedule))
     if num_cells > values.schedule_layers:
-        raise BadFlags(
+        raise ValueError(
             "--schedule_layers must be at least the number of cells, "
             f"{num_cells} with --schedule_k={values.schedule_k}. Received: "
             f"{values.schedule_layers}."

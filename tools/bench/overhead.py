@@ -20,7 +20,6 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, SCHEDULES
 from tools.bench.models import MODELS, train_step
 from tools.flags import define, new_flags
@@ -82,7 +81,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     parts = {"step": _steps, "dispatch": _dispatch}
     if "dispatch" in values.part and len(set(values.dispatch_m)) < 2:
-        raise BadFlags(
+        raise ValueError(
             "--dispatch_m must have two numbers or more, for a slope. "
             f"Received: --dispatch_m={values.dispatch_m[0]}."
         )

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from tfgpipe.commands.command_line import BadFlags
 from tools.bench.memory_worker import EXACT_MEMORY
 from tools.bench.peer_programs.work import Order
 from tools.bench.step_worker import Worker, least_disturbed, median
@@ -89,7 +88,7 @@ define(
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures all that are installed."""
     if not (values.time or values.memory):
-        raise BadFlags("--notime and --nomemory leave nothing to measure.")
+        raise ValueError("--notime and --nomemory leave nothing to measure.")
     table = report.add(Table("peers", __doc__.partition("\n")[0], COLUMNS))
     rows: dict[Configuration, dict[str, Any]] = {
         c: {"library": c.name, "k": c.k}

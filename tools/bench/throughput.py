@@ -15,7 +15,6 @@ import os
 
 from absl import flags
 
-from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench.models import MODELS
 from tools.bench.step_worker import Worker, in_turns, median, timed_row
@@ -78,13 +77,13 @@ def run(values: flags.FlagValues, report: Report) -> None:
 def _check(values: flags.FlagValues, jobs: list[Job]) -> None:
     cores = len(os.sched_getaffinity(0))
     if max(values.k) > cores:
-        raise BadFlags(
+        raise ValueError(
             "--k must be at most the number of cores that this process may "
             f"use, {cores}. Received: --k={max(values.k)}."
         )
     smallest = min(job.batch_size for job in jobs)
     if max(values.m) > smallest:
-        raise BadFlags(
+        raise ValueError(
             f"--m must be at most --batch_size, {smallest}. Received: "
             f"--m={max(values.m)}."
         )

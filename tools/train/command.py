@@ -14,7 +14,7 @@ from absl import flags, logging
 import params
 from params import Experiment
 from tfgpipe.callbacks import PipelineMonitor
-from tfgpipe.commands.command_line import BadFlags, check_finite, doing
+from tfgpipe.commands.command_line import doing
 from tfgpipe.hosts import secret
 from tfgpipe.hosts.addresses import Hosts
 from tfgpipe.hosts.controller import Cluster
@@ -29,7 +29,7 @@ from tools.train.flags import FLAGS, experiment_of
 from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
-_REFUSED = (ValueError, FileNotFoundError, ImportError, BadFlags)
+_REFUSED = (ValueError, FileNotFoundError, ImportError)
 _SECONDS = 30.0
 
 
@@ -63,7 +63,6 @@ def _main(argv: list[str]) -> int:
         print_experiments()
         return 0
     try:
-        check_finite(FLAGS)
         experiment = experiment_of(argv)
         if FLAGS.plan is not None:
             experiment = placement.planned(experiment)

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 def _train(values: flags.FlagValues) -> None:
     names = list(SAMPLES) if values.models is None else values.models
     if unknown := sorted(set(names) - set(SAMPLES)):
-        raise command_line.BadFlags(
+        raise ValueError(
             f"--models must name models of {list(SAMPLES)}. "
             f"Received: {unknown}."
         )

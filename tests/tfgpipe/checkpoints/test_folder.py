@@ -103,9 +103,3 @@ def test_later_ones_do_not_count_among_the_last(tmp_path):
     folder = made(tmp_path, [None] * 5)
     folder.keep(1, "min", None, 3)
     assert folder.steps() == [3, 4]
-
-
-def test_folder_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"Received: folder=.*file/checkpoints"):
-        made(tmp_path / "file")

@@ -32,6 +32,11 @@ def plain_layers():
     return [keras.Input((4,)), kl.Dense(6, activation="relu"), kl.Dense(2)]
 
 
+def assert_untouched(model, before):
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def made(k=2, m=2, make=layers, optimizer=None, **options):
     keras.utils.set_random_seed(4)
     model = tfgpipe.GPipe(make(), k, m, **options)
@@ -183,10 +188,9 @@ def test_skipped_mini_batches_are_counted(tmp_path):
 
 def test_nothing_there_is_no_error(tmp_path):
     model = made()
-    before = [v.numpy() for v in model.variables]
+    before = model.get_weights()
     assert tfgpipe.restore(model, tmp_path / "none") is None
-    for a, b in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(a, b.numpy())
+    assert_untouched(model, before)
 
 
 def damage(path, name="values.data-00000-of-00001"):
@@ -204,16 +208,15 @@ def test_damaged_one_is_named_and_the_one_before_taken(copy):
     assert found.step == 2
     [warning] = [str(w.message) for w in caught]
     assert f"{paths[-1]}: values.data-00000-of-00001 is not as it" in warning
-    assert f"{paths[-2]}: values.index is missing" in warning
+    assert f"{paths[-2]}: values.index is not as it was written" in warning
     with pytest.raises(ValueError, match="is not as it was written"):
         tfgpipe.restore(made(), copy, step=6)
     damage(paths[0], "manifest.json")
     model = made()
-    before = [v.numpy() for v in model.variables]
+    before = model.get_weights()
     with pytest.raises(ValueError, match="None is left to go on from"):
         tfgpipe.restore(model, copy)
-    for a, b in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(a, b.numpy())
+    assert_untouched(model, before)
     assert sorted(copy.glob("step-*")) == paths  # left where they are
 
 
@@ -231,11 +234,11 @@ def test_files_swapped_between_checkpoints_are_told(copy):
 @pytest.mark.parametrize(
     ("make", "optimizer", "message"),
     [
-        (plain_layers, None, r"Received: \d+ variables of the model, and"),
+        (plain_layers, None, r"Received: \d+ variables, and \d+ in .*step-"),
         (
             lambda: [*layers()[:-2], kl.Dense(5), kl.Dense(2)],
             None,
-            r"shape and dtype \[\[6, 5\], 'float32'\], where .* \[\[6, 4\]",
+            r"\[6, 5\], 'float32'\], and \['.*', \[6, 4\]",
         ),
         (layers, "sgd", "the kind of optimizer"),
         (layers, keras.optimizers.Lamb(), r"\['Lamb'\], and \['Adam'\] in"),
@@ -243,11 +246,10 @@ def test_files_swapped_between_checkpoints_are_told(copy):
 )
 def test_other_models_are_refused(once, make, optimizer, message):
     model = made(make=make, optimizer=optimizer)
-    before = [v.numpy() for v in model.variables]
+    before = model.get_weights()
     with pytest.raises(ValueError, match=message):
         tfgpipe.restore(model, once)
-    for a, b in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(a, b.numpy())
+    assert_untouched(model, before)
 
 
 def test_model_that_is_not_compiled_gets_weights_and_state(once):
@@ -312,61 +314,35 @@ def test_slots_of_another_layer_are_not_taken(tmp_path):
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"_b_.* the same layers frozen"):
         tfgpipe.restore(model, tmp_path)
-    for a, b in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_untouched(model, before)
 
 
-def test_layers_that_have_changed_places_and_names_are_an_error(tmp_path):
+@pytest.mark.parametrize("order", ["bc", "cd"])
+def test_other_names_are_an_error(tmp_path, order):
     saved(tmp_path, named("ab"))
-    with pytest.raises(ValueError, match=r"'.*b/kernel', where .* 'g_.*a/ker"):
-        tfgpipe.restore(named("bc"), tmp_path)
+    with pytest.raises(ValueError, match=r"c/kernel.* none of that name"):
+        tfgpipe.restore(named(order), tmp_path)
 
 
-def test_other_names_are_told(tmp_path):
-    model = saved(tmp_path, named("ab"))
-    other = named("cd")
-    with pytest.warns(UserWarning, match=r"c/kernel', where .*a/kernel'. All"):
-        tfgpipe.restore(other, tmp_path)
-    assert_same(other, model)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "told"),
-    [
-        (lambda: keras.optimizers.Adam(0.01), None),
-        (lambda: keras.optimizers.Adam(0.5), "Adam.learning_rate=0.5"),
-        (lambda: keras.optimizers.Adam(0.01, beta_1=0.5), "Adam.beta_1=0.5 "),
-    ],
-)
-def test_what_the_optimizer_is_told_otherwise_is_said(
-    tmp_path, optimizer, told
-):
-    """A rate that a callback has lowered is not."""
+def test_learning_rate_is_the_saved_one(tmp_path):
     lower = keras.callbacks.LearningRateScheduler(lambda epoch: 0.001)
-    save = Checkpoint(tmp_path)
-    fit(named(), epochs=1, callbacks=[lower, save])
-    model = named(optimizer=optimizer())
-    if told is None:
-        tfgpipe.restore(model, tmp_path)
-    else:
-        with pytest.warns(UserWarning, match=told):
-            tfgpipe.restore(model, tmp_path)
+    fit(named(), epochs=1, callbacks=[lower, Checkpoint(tmp_path)])
+    model = named(optimizer=keras.optimizers.Adam(0.5))
+    tfgpipe.restore(model, tmp_path)
     assert float(model.optimizer.learning_rate) == pytest.approx(0.001)
-    fit(model, epochs=2, initial_epoch=1, callbacks=[Checkpoint(tmp_path)])
-    tfgpipe.restore(named(), tmp_path)  # what it began with is still known
 
 
 def test_names_are_matched_whatever_the_numbers():
     own = ["g_pipe_3/dense_4/kernel", "seed/seed_generator_state"]
     own += ["g_pipe_3/dense_7/kernel"]
     saved = ["dense/kernel", "seed_9/seed_generator_state", "dense_1/kernel"]
-    assert matched(own, saved) == ([0, 1, 2], None)
+    assert matched(own, saved) == [0, 1, 2]
     saved = ["m/b/kernel", "m/a/kernel", "m/a/kernel"]
     own = ["a/kernel", "a/kernel", "b/kernel"]
-    assert matched(own, [*saved]) == ([1, 2, 0], None)
+    assert matched(own, [*saved]) == [1, 2, 0]
     saved = ["m/block_1/k", "m/block_2/k", "m/dense/k", "m/dense_1/k"]
     own = ["block_2/k", "block_1/k", "dense_8/k", "dense_9/k"]
-    assert matched(own, saved) == ([1, 0, 2, 3], None)
+    assert matched(own, saved) == [1, 0, 2, 3]
     slots = ["adam/iteration", "adam/g_a_kernel_m", "adam/g_a_b_kernel_m"]
     found = matched_slots(
         slots,

@@ -7,13 +7,13 @@ import time
 import pytest
 from absl import flags
 
+from tfgpipe import __main__ as tfgpipe_main
 from tfgpipe.commands import command_line
-from tfgpipe.commands import main as tfgpipe_main
 from tools.bench import __main__ as bench
 from tools.results import __main__ as results
 
 FLAGS = command_line.new_flags()
-command_line.define_schedule(FLAGS)
+command_line.define_cells(FLAGS, 4)
 flags.DEFINE_float("seconds", 1.0, "How long.", 0.0, flag_values=FLAGS)
 
 
@@ -24,28 +24,23 @@ def run(*words, body=lambda values: None):
 
 
 def test_flags_reach_the_work_and_can_be_parsed_again():
-    seen = []
-    for rule in ("always", "0.4"):
-        assert not run(
-            f"--remat={rule}", body=lambda values: seen.append(values.remat)
-        )
-    assert seen == ["always", 0.4]
+    for k in (2, 3):
+        word = f"--num_partitions={k}"
+        assert run(word, body=lambda values: values.num_partitions) == k
 
 
 def test_help_lists_the_flags(capsys):
     assert run("--help") == 0
     shown = capsys.readouterr().out
     assert shown.startswith("What x does.")
-    assert "--schedule:" in shown and "--seconds:" in shown
+    assert "--num_partitions:" in shown and "--seconds:" in shown
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--seconds=nan", "--seconds must be finite. Received: nan"),
-        ("--seconds=inf", "--seconds must be finite. Received: inf"),
-        ("--schedule=x", "should be one of <gpipe|"),
-        ("--schedul=x", "Did you mean: schedule"),
+        ("--num_partitions=0", "positive integer"),
+        ("--second=1", "Did you mean: seconds"),
         ("x", "only flags. Received: ['x']"),
     ],
 )
@@ -58,22 +53,18 @@ def test_bad_flags_exit_with_2(word, message, capsys):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError, FileNotFoundError, ImportError, flags.Error]
+    ("error", "code", "said"),
+    [
+        *((e, 2, "a") for e in (ValueError, FileNotFoundError, ImportError)),
+        (KeyboardInterrupt, 130, "interrupted"),
+    ],
 )
-def test_errors_of_what_was_given_exit_with_2(error, capsys):
+def test_errors_of_what_was_given_have_a_code(error, code, said, capsys):
     def body(values):
-        raise error("`a` must be b.")
+        raise error("a")
 
-    assert run(body=body) == 2
-    assert capsys.readouterr().err == "tools.x: `a` must be b.\n"
-
-
-def test_interrupt_exits_with_130(capsys):
-    def body(values):
-        raise KeyboardInterrupt
-
-    assert run(body=body) == 130
-    assert capsys.readouterr().err == "tools.x: interrupted\n"
+    assert run(body=body) == code
+    assert capsys.readouterr().err == f"tools.x: {said}\n"
 
 
 def test_mistakes_of_the_program_are_not_hidden():
