@@ -1,10 +1,8 @@
 """What a benchmark prints: tables, and the machine they were made on."""
 
-import csv
 import dataclasses
 import datetime
 import importlib.metadata
-import io
 import json
 import os
 import pathlib
@@ -56,7 +54,7 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        key: Its name in rows, JSON and CSV.
+        key: Its name in rows and JSON.
         heading: Its name in text.
         format: Of its values in text, as for `format`.
     """
@@ -105,11 +103,11 @@ class Table:
     """One table of a report.
 
     Attributes:
-        name: One word, for JSON and CSV.
+        name: One word, for JSON.
         title: What the table shows and how it was measured.
         columns: The columns that are shown in text, in order.
         rows: Values by column; a missing one is shown as a dash. Values
-            without a column are in JSON and CSV only.
+            without a column are in JSON only.
         notes: Lines below the table.
     """
 
@@ -138,19 +136,6 @@ class Table:
         aligned.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([self.title, "", *aligned, *self.notes])
 
-    def markdown(self) -> str:
-        """The table for a page."""
-        lines = [[c.heading for c in self.columns], ["---"] * len(self.columns)]
-        lines += [
-            [
-                _text(row, c) if row.get(c.key) is not None else ""
-                for c in self.columns
-            ]
-            for row in self.rows
-        ]
-        rows = [f"| {' | '.join(cells)} |" for cells in lines]
-        return "\n".join([self.title, "", *rows, *self.notes])
-
 
 def _text(row: dict[str, Any], column: Column) -> str:
     value = row.get(column.key)
@@ -164,7 +149,7 @@ class Report:
 
     Args:
         command: The sub-command that makes them.
-        style: "text", "markdown", "json" or "csv".
+        style: "text" or "json".
     """
 
     def __init__(self, command: str, style: str) -> None:
@@ -180,14 +165,8 @@ class Report:
     def print(self) -> None:
         """Prints everything to the standard output."""
         tables = [table for table in self._tables if table.rows]
-        makers = {
-            "text": _as_text,
-            "markdown": _as_markdown,
-            "json": _as_json,
-            "csv": _as_csv,
-        }
-        made = makers[self._style](self._command, environment(), tables)
-        print(made)
+        make = _as_json if self._style == "json" else _as_text
+        print(make(self._command, environment(), tables))
 
     def write(self, name: str, command: str) -> None:
         """Writes each table for pages, see `tools.figures`."""
@@ -230,12 +209,6 @@ def _as_text(command: str, where: dict[str, Any], tables: list[Table]) -> str:
     return "\n\n".join(parts)
 
 
-def _as_markdown(
-    command: str, where: dict[str, Any], tables: list[Table]
-) -> str:
-    return "\n\n".join(table.markdown() for table in tables)
-
-
 def _as_json(command: str, where: dict[str, Any], tables: list[Table]) -> str:
     made = {
         "command": command,
@@ -251,23 +224,6 @@ def _as_json(command: str, where: dict[str, Any], tables: list[Table]) -> str:
         ],
     }
     return json.dumps(made, indent=2)
-
-
-def _as_csv(command: str, where: dict[str, Any], tables: list[Table]) -> str:
-    """All tables in one, each row with its table's name and the machine."""
-    rows = [
-        {"table": table.name, **_plain(row), **where}
-        for table in tables
-        for row in table.rows
-    ]
-    # Columns in order of appearance, the machine's last.
-    keys = dict.fromkeys(key for row in rows for key in row)
-    names = [key for key in keys if key not in where] + list(where)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().rstrip("\n")
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +301,7 @@ def define_format(values: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "format",
         "text",
-        ["text", "json", "csv"],
+        ["text", "json"],
         "How to print the tables.",
         flag_values=values,
     )

@@ -3,7 +3,7 @@
     python -m tools.bench --help
     python -m tools.bench efficiency
     python -m tools.bench efficiency --help
-    python -m tools.bench throughput --k=1,2 --m=1,8 --format=csv
+    python -m tools.bench throughput --k=1,2 --m=1,8 --format=json
 
 Every sub-command is a module, `tools/bench/<name>.py`, with `FLAGS`, its flags,
 and `run(values, report)`, which adds tables to the report.

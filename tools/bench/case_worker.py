@@ -238,9 +238,6 @@ def _keras_training(case: Case) -> Training:
     }
     if case.keep:
         _keep_weights(model, case.keep)
-    elif on_tensorflow:
-        data = _data(batches, 1, on_tensorflow)
-        facts["operations"] = _operations(model, iter(data))
 
     def peaks(run: Callable[[], Any]) -> list[float]:
         if case.is_exact:
@@ -360,43 +357,6 @@ def _machine(on_tensorflow: bool) -> dict[str, str]:
         "card": details.get("device_name", "CPU"),
         "versions": f"TensorFlow {tf.__version__}, Keras {keras.__version__}",
     }
-
-
-def _operations(model: Any, iterator: Any) -> int:
-    """Operations of a step outside of compiled functions.
-
-    They are counted in the functions that are called; one that is compiled
-    is one operation.
-    """
-    traced = _traced(model.train_function)
-    if traced is None:
-        return 0
-    return _count(traced.get_concrete_function(iterator).graph)
-
-
-def _traced(function: Any) -> Any:
-    """The `tf.function` that a wrapper of Keras calls."""
-    if hasattr(function, "get_concrete_function"):
-        return function
-    inside = getattr(function, "__closure__", None) or ()
-    found = (_traced(cell.cell_contents) for cell in inside)
-    return next((f for f in found if f is not None), None)
-
-
-def _count(graph: Any) -> int:
-    from tfgpipe import internals
-
-    count = 0
-    for op in graph.get_operations():
-        if op.type in ("Placeholder", "NoOp", "Const"):
-            continue
-        is_compiled = op.node_def.attr["_XlaMustCompile"].b
-        if op.type.endswith("PartitionedCall") and not is_compiled:
-            name = op.get_attr("f").name
-            count += _count(internals.function_graph(op, name))
-        else:
-            count += 1
-    return count
 
 
 def _plan(case: Case) -> list[float]:

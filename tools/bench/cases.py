@@ -22,6 +22,7 @@ from tools.bench.case_worker import NO_MEMORY, Case
 from tools.bench.memory_worker import EXACT_MEMORY
 from tools.bench.step_worker import Worker
 
+_SECONDS = 600.0  # that a case may take
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -72,11 +73,10 @@ class _Run:
         self._is_over = False
         self._timing = threading.Lock()
 
-    def run(self, num_processes: int, seconds: float, end: float) -> None:
+    def run(self, num_processes: int) -> None:
         """Runs cases, so many at a time, then alone what did not fit."""
         threads = [
-            threading.Thread(target=self._work, args=(seconds, end))
-            for _ in range(num_processes)
+            threading.Thread(target=self._work) for _ in range(num_processes)
         ]
         try:
             for thread in threads:
@@ -84,15 +84,15 @@ class _Run:
             for thread in threads:
                 thread.join()
             self._waiting.extend(self._again)
-            self._work(seconds, end)
+            self._work()
         finally:  # also after Ctrl-C
             with self._lock:
                 self._is_over = True
                 for worker in self._workers:
                     worker.kill()
 
-    def _work(self, seconds: float, end: float) -> None:
-        while time.monotonic() < end:
+    def _work(self) -> None:
+        while True:
             with self._lock:
                 if self._is_over or not self._waiting:
                     return
@@ -102,7 +102,7 @@ class _Run:
                 if len(self._workers) > 1:
                     self._crowded |= self._workers
             started = time.monotonic()
-            result = _result(worker, self._timing, seconds)
+            result = _result(worker, self._timing)
             result["wall_s"] = round(time.monotonic() - started, 1)
             with self._lock:
                 self._workers.discard(worker)
@@ -119,16 +119,13 @@ def run_cases(
     cases: Sequence[Case],
     results: Results,
     num_processes: int,
-    case_seconds: float = 600,
-    seconds: float = float("inf"),
 ) -> None:
     """Runs the cases that have no result yet, in their order.
 
     What does not fit into the memory beside others is run again, alone.
     """
     missing = [case for case in cases if results.result_of(case) is None]
-    end = time.monotonic() + seconds
-    _Run(missing, results).run(num_processes, case_seconds, end)
+    _Run(missing, results).run(num_processes)
 
 
 def _started(case: Case) -> Worker:
@@ -147,14 +144,12 @@ def _started(case: Case) -> Worker:
     return Worker([python, *words], environment)
 
 
-def _result(
-    worker: Worker, timing: threading.Lock, seconds: float
-) -> dict[str, Any]:
+def _result(worker: Worker, timing: threading.Lock) -> dict[str, Any]:
     """Has a worker measure when it is its turn; ends it."""
-    timer = threading.Timer(seconds, worker.kill)
+    timer = threading.Timer(_SECONDS, worker.kill)
     timer.start()
     try:
-        if not worker.wait(seconds):
+        if not worker.wait(_SECONDS):
             return {"error": worker.why_not()}
         result = dict(worker.ready or {})
         if "error" not in result:

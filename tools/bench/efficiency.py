@@ -7,8 +7,7 @@ if nothing but the waiting takes time; `ratio` is the measured step to it. A
 call of a waiting layer costs something by itself: `net` is the ratio to a bound
 that includes it.
 
-Under "interleaved", every device has --chunks cells of a --chunks-th of the
-time.
+Under "interleaved", every device has two cells of half of the time.
 """
 
 import re
@@ -63,7 +62,6 @@ define(
         "twice as long as others.",
         CELLS,
     ),
-    chunks=(2, "Cells of a device, if interleaved."),
 )
 
 COLUMNS = columns(
@@ -192,7 +190,7 @@ def _settings(values: flags.FlagValues) -> list[Setting]:
     for k in values.k:
         for m in dict.fromkeys(_micro_batches(text, k) for text in values.m):
             for schedule in values.schedule:
-                chunks = CHUNKS[schedule] or values.chunks
+                chunks = CHUNKS[schedule] or 2
                 found += [
                     Setting(schedule, remat, cells, cell_ms, k, m, chunks)
                     for cell_ms in values.cell_ms

@@ -7,9 +7,9 @@ of it are worth having.
 
 whole: ways to hold less, on a GPU that is one device; nothing is compiled.
 
-split: the GPU is cut into --devices logical devices of --limit_mib each, which
-share its processor: seconds are no fewer than on one, bytes are those of real
-devices. Nothing is compiled.
+split: the GPU is cut into four logical devices of 8 GiB each, which share its
+processor: seconds are no fewer than on one, bytes are those of real devices.
+Nothing is compiled.
 
 Every case is a process of its own. --jobs of them compile at the same time, and
 take turns at what is timed; what does not fit beside the others runs again,
@@ -18,8 +18,8 @@ again. --table prints what is there, and runs nothing. --small is a rehearsal,
 with small models, and logical devices of a CPU where there is no GPU.
 
 `of Keras`: beside M steps of Keras, by default, with the rows of a micro-batch;
-for K above 1, `of K = 1` is beside one cell. `operations`: of a step outside of
-compiled functions. `GiB`: at most, by TensorFlow's counters; a CPU has none.
+for K above 1, `of K = 1` is beside one cell. `GiB`: at most, by TensorFlow's
+counters; a CPU has none.
 """
 
 import dataclasses
@@ -34,31 +34,21 @@ from tfgpipe.commands import command_line
 from tools.bench.case_worker import Case
 from tools.bench.cases import Results, run_cases
 from tools.flags import FIGURE, define
-from tools.report import Report, Table, columns, commit
+from tools.report import Report, Table, columns, commit, define_format
 
 
 def define_run(values: flags.FlagValues, output: str, num_jobs: int) -> None:
     """Defines the flags of commands that run cases."""
+    define_format(values)
     define(
         values,
-        format=(
-            "markdown",
-            "How to print the table.",
-            ["markdown", "text", "json", "csv"],
-        ),
         figure=FIGURE,
         output=(output, "File of the results, to which lines are added."),
         table=(False, "Print the results that there are."),
+        jobs=(num_jobs, "Processes at a time."),
+        rounds=(3, "Times to measure; the fastest one counts."),
+        steps=(4, "Steps of each."),
     )
-    for name, default, meaning in (
-        ("jobs", num_jobs, "Processes at a time."),
-        ("rounds", 3, "Times to measure; the fastest one counts."),
-        ("steps", 4, "Steps of each."),
-        ("cases", 1000, "So many of the first cases."),
-        ("minutes", 1000, "After which no other case is begun."),
-        ("case_seconds", 600, "How long a case may take."),
-    ):
-        flags.DEFINE_integer(name, default, meaning, 1, flag_values=values)
 
 
 FLAGS = command_line.new_flags()
@@ -67,14 +57,14 @@ define(
     FLAGS,
     part=(["compare"], "Which cases.", ["compare", "whole", "split"]),
     small=(False, "Small models."),
-    devices=(4, "Parts of the GPU."),
-    limit_mib=(8192, "Of each, in part split."),
 )
+
+K, LIMIT_MIB = 4, 8192  # parts of the GPU
 
 COLUMNS = columns(
     "model | name: what | dtype | rows | k: K | m: M | step_s: step s: .4f | "
     "of_keras: of Keras: .2f | of_k_1: of K = 1: .2f | "
-    "first_s: first step s: .1f | operations | gib: GiB | plan_gib: plan"
+    "first_s: first step s: .1f | gib: GiB | plan_gib: plan"
 )
 _NEVER = {"remat": "never"}
 _WHOLE: list[tuple[int, dict[str, Any]]] = [
@@ -114,17 +104,10 @@ def fill(
 
     `make_rows` makes rows of results, also of a run that was interrupted.
     """
-    cases = cases[: values.cases]
     results = Results(pathlib.Path(values.output))
     try:
         if not values.table:
-            run_cases(
-                cases,
-                results,
-                values.jobs,
-                values.case_seconds,
-                60 * values.minutes,
-            )
+            run_cases(cases, results, values.jobs)
     finally:  # also after Ctrl-C
         table.rows += make_rows(cases, results)
         table.title = ", ".join(machines(results))
@@ -141,15 +124,15 @@ def list_cases(values: flags.FlagValues) -> list[Case]:
             steps=values.steps,
         )
         for part in dict.fromkeys(values.part)
-        for case in parts[part](values)
+        for case in parts[part]()
         if _is_installed(case)
     ]
 
 
-def _compared(values: flags.FlagValues) -> list[Case]:
-    k, most = values.devices, 8
+def _compared() -> list[Case]:
+    most = 8
     keras = Case(library="keras")
-    parts = Case(m=most, k=k, limit_mib=12288, arguments=_NEVER)
+    parts = Case(m=most, k=K, limit_mib=12288, arguments=_NEVER)
     cases = [
         keras,
         Case(),
@@ -169,7 +152,7 @@ def _compared(values: flags.FlagValues) -> list[Case]:
             Case(model, rows=rows, m=4, arguments=_NEVER),
             dataclasses.replace(plain, rows=rows // 4),
             dataclasses.replace(plain, jit_compile=False),
-            Case(model, rows=rows, k=k, m=4, limit_mib=8192, arguments=_NEVER),
+            Case(model, rows=rows, k=K, m=4, limit_mib=8192, arguments=_NEVER),
         ]
     cases += [dataclasses.replace(c, dtype="float32") for c in cases[:7]]
     cases += [
@@ -186,7 +169,7 @@ def _compared(values: flags.FlagValues) -> list[Case]:
     return cases + others
 
 
-def _whole(values: flags.FlagValues) -> list[Case]:
+def _whole() -> list[Case]:
     plain = Case(dtype="float32", jit_compile=False)
     return [
         dataclasses.replace(plain, library="keras"),
@@ -194,15 +177,12 @@ def _whole(values: flags.FlagValues) -> list[Case]:
     ]
 
 
-def _split(values: flags.FlagValues) -> list[Case]:
-    plain = Case(dtype="float32", jit_compile=False, limit_mib=values.limit_mib)
-    return [
-        dataclasses.replace(plain, library="keras"),
-        *(
-            dataclasses.replace(plain, k=values.devices, m=m, arguments=a)
-            for m, a in _SPLIT
-        ),
+def _split() -> list[Case]:
+    plain = Case(dtype="float32", jit_compile=False, limit_mib=LIMIT_MIB)
+    parts = [
+        dataclasses.replace(plain, k=K, m=m, arguments=a) for m, a in _SPLIT
     ]
+    return [dataclasses.replace(plain, library="keras"), *parts]
 
 
 def _is_installed(case: Case) -> bool:

@@ -1,7 +1,7 @@
 """What an accelerator holds, and the largest model that fits.
 
 largest is the paper's table 1 in miniature. An accelerator is a process that is
-refused more than --limit_mib of memory above what it uses without a model; the
+refused more than 300 MiB of memory above what it uses without a model; the
 cells of the pipeline are on the processes' devices. Naive is plain Keras on one
 of them, without micro-batches. Every trial has new processes, and trains two
 steps, then --rounds more, whose peak is measured. layers is one model without a
@@ -39,16 +39,12 @@ define(
     schedule=(["gpipe", "1f1b"], "For table `schedules`.", SCHEDULES),
     remat=(["except_last", "never"], "For table `schedules`.", REMAT),
 )
-for _name, _default, _meaning in (
-    ("m", 8, "Micro-batches."),
-    ("limit_mib", 300, "What an accelerator may use."),
-    ("layers", 8, "Of the model of table `layers`."),
-    ("schedule_k", 4, "Accelerators for table `schedules`."),
-    ("schedule_m", 32, "Micro-batches for it."),
-    ("schedule_layers", 4, "Layers for it."),
-):
-    flags.DEFINE_integer(_name, _default, _meaning, 1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "schedule_layers", 4, "For table `schedules`.", 1, flag_values=FLAGS
+)
 
+_M, _LIMIT_MIB, _LAYERS = 8, 300, 8  # of tables largest and layers
+_SCHEDULE_K, _SCHEDULE_M = 4, 32
 _TOLERANCE = 0.1  # how near to the largest number of layers, relative to it
 _WORDS, _WAYS_LAYERS, _WAYS_K = 8000, 8, 2  # of table ways
 _USE = columns(
@@ -84,7 +80,12 @@ _COLUMNS = {
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Makes the tables that the flags ask for."""
-    _check(values)
+    num_cells = _SCHEDULE_K * max(map(_chunks, values.schedule))
+    if num_cells > values.schedule_layers:
+        raise ValueError(
+            "--schedule_layers must be at least the number of cells, "
+            f"{num_cells}. Received: {values.schedule_layers}."
+        )
     makers: dict[str, Callable[[flags.FlagValues, Table], str]] = {
         "ways": _ways,
         "largest": _largest,
@@ -97,27 +98,6 @@ def run(values: flags.FlagValues, report: Report) -> None:
             table.title = makers[name](values, table)
         finally:  # also after Ctrl-C
             table.notes.append("MiB: of the accelerator that has most of it")
-
-
-def _check(values: flags.FlagValues) -> None:
-    size = Size()
-    if max(values.m, values.schedule_m) > size.batch_size:
-        raise ValueError(
-            "--m and --schedule_m must be at most the batch size, "
-            f"{size.batch_size}. Received: {max(values.m, values.schedule_m)}."
-        )
-    if max(values.k) > values.layers and "layers" in values.table:
-        raise ValueError(
-            "--layers must be at least the largest --k. Received: "
-            f"--layers={values.layers} and --k={max(values.k)}."
-        )
-    num_cells = values.schedule_k * max(map(_chunks, values.schedule))
-    if num_cells > values.schedule_layers:
-        raise ValueError(
-            "--schedule_layers must be at least the number of cells, "
-            f"{num_cells} with --schedule_k={values.schedule_k}. Received: "
-            f"{values.schedule_layers}."
-        )
 
 
 def _chunks(schedule: str) -> int:
@@ -140,7 +120,7 @@ def _ways(values: flags.FlagValues, table: Table) -> str:
         size,
         _WAYS_LAYERS,
         _WAYS_K,
-        values.m,
+        _M,
         remat="never",
         num_steps=max(3, values.rounds),
         words=_WORDS,
@@ -174,13 +154,13 @@ def _ways(values: flags.FlagValues, table: Table) -> str:
         table.rows.append(row)
     return (
         f"{_WAYS_LAYERS} blocks and a head of {_WORDS:,} words on {_WAYS_K} "
-        f"accelerators, {values.m} micro-batches. {_about(size)}"
+        f"accelerators, {_M} micro-batches. {_about(size)}"
     )
 
 
 def _largest(values: flags.FlagValues, table: Table) -> str:
     guess = 1  # layers a cell
-    for job in _jobs(values, values.limit_mib):
+    for job in _jobs(values, _LIMIT_MIB):
         outcomes: dict[int, tuple[Job, Outcome]] = {}
 
         def fits(count: int, job: Job = job, outcomes: dict = outcomes) -> bool:
@@ -193,11 +173,11 @@ def _largest(values: flags.FlagValues, table: Table) -> str:
             table.notes.append(f"{name_of(job)}: not even one layer fits.")
             continue
         # The first pipeline keeps less of a mini-batch.
-        guess = count if job.k else count * max(1, values.m // 2)
+        guess = count if job.k else count * _M // 2
         naive = next((r for r in table.rows if r["k"] == 0), None)
         table.rows.append(row_of(*outcomes[count], naive))
     return (
-        f"The largest model with {values.limit_mib} MiB an accelerator. "
+        f"The largest model with {_LIMIT_MIB} MiB an accelerator. "
         f"{_about(Size())}"
     )
 
@@ -210,15 +190,15 @@ def _same_layers(values: flags.FlagValues, table: Table) -> str:
 
 
 def _jobs(values: flags.FlagValues, limit_mib: float) -> Iterable[Job]:
-    """Naive, then the pipelines, all of --layers layers."""
+    """Naive, then the pipelines."""
     first = Job(
         Size(),
-        values.layers,
+        _LAYERS,
         0,
         limit_mib=limit_mib,
         num_steps=values.rounds,
     )
-    pipelines = [first._replace(k=k, m=values.m) for k in values.k]
+    pipelines = [first._replace(k=k, m=_M) for k in values.k]
     return progress([first, *pipelines], "memory")
 
 
@@ -229,8 +209,8 @@ def _schedules(values: flags.FlagValues, table: Table) -> str:
         job = Job(
             Size(),
             values.schedule_layers,
-            values.schedule_k,
-            values.schedule_m,
+            _SCHEDULE_K,
+            _SCHEDULE_M,
             schedule,
             remat,
             chunks=_chunks(schedule),

@@ -22,7 +22,7 @@ class BenchModel(NamedTuple):
         x_shape: Shape of an example.
         y_shape: Shape of its label.
         loss: As in `compile`.
-        batch_size: Examples in a mini-batch, if nothing else is asked for.
+        batch_size: Examples in a mini-batch.
     """
 
     description: str
@@ -32,22 +32,16 @@ class BenchModel(NamedTuple):
     loss: str
     batch_size: int
 
-    def data(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
         """A mini-batch: random inputs, and labels that are zero."""
         rng = np.random.default_rng(0)
-        x = rng.standard_normal((batch_size, *self.x_shape), np.float32)
-        return x, np.zeros((batch_size, *self.y_shape), np.float32)
+        x = rng.standard_normal((self.batch_size, *self.x_shape), np.float32)
+        return x, np.zeros((self.batch_size, *self.y_shape), np.float32)
 
-    def step(
-        self,
-        model: keras.Model,
-        batch_size: int | None = None,
-        jit_compile: bool = False,
-    ) -> Callable[[], float]:
+    def step(self, model: keras.Model) -> Callable[[], float]:
         """Compiles the model; see `train_step`."""
-        sgd = keras.optimizers.SGD(0.001)
-        model.compile(sgd, self.loss, jit_compile=jit_compile)
-        return train_step(model, *self.data(batch_size or self.batch_size))
+        model.compile(keras.optimizers.SGD(0.001), self.loss, jit_compile=False)
+        return train_step(model, *self.data())
 
 
 def train_step(model: keras.Model, x: Any, y: Any) -> Callable[[], float]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.schedules import CHUNKS, SCHEDULES
+from tfgpipe.schedules import SCHEDULES
 from tools.bench.models import MODELS, train_step
 from tools.flags import define, new_flags
 from tools.report import (
@@ -29,10 +29,12 @@ from tools.report import (
     alternated,
     columns,
     median_of,
-    progress,
     spread,
     spread_values,
 )
+
+BESIDE = ["transformer", "convolutions"]  # models of part step
+DISPATCH_K, DISPATCH_M = 4, [8, 16, 32, 64]
 
 FLAGS = new_flags(rounds=15)
 define(
@@ -41,28 +43,6 @@ define(
         ["step", "dispatch"],
         "What to measure.",
         ["step", "dispatch"],
-    ),
-    model=(
-        ["transformer", "convolutions"],
-        "In part step.",
-        MODELS,
-    ),
-    schedule=(
-        ["gpipe"],
-        "In part dispatch.",
-        [name for name, chunks in CHUNKS.items() if chunks != 2],
-    ),
-    dispatch_k=(4, "Cells, in part dispatch."),
-    dispatch_m=([8, 16, 32, 64], "Micro-batches, in part dispatch."),
-    threads=(
-        0,
-        "Threads for operations, and for each of them. 0: as TensorFlow does.",
-        0,
-    ),
-    rewrite_graphs=(
-        True,
-        "Whether TensorFlow rewrites graphs before it runs them, as it does if "
-        "nobody says otherwise.",
     ),
 )
 
@@ -80,29 +60,18 @@ DISPATCH_COLUMNS = columns(
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     parts = {"step": _steps, "dispatch": _dispatch}
-    if "dispatch" in values.part and len(set(values.dispatch_m)) < 2:
-        raise ValueError(
-            "--dispatch_m must have two numbers or more, for a slope. "
-            f"Received: --dispatch_m={values.dispatch_m[0]}."
-        )
-    make_devices(values.dispatch_k, values)
+    make_devices()
     _warm_up()
     for part in dict.fromkeys(values.part):
         parts[part](values, report)
 
 
-def make_devices(num_devices: int, values: flags.FlagValues) -> None:
-    """Splits the CPU; more devices than are used do nothing."""
+def make_devices() -> None:
+    """Splits the CPU; operations have all cores, as in plain Keras."""
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
+        cpu, [tf.config.LogicalDeviceConfiguration()] * DISPATCH_K
     )
-    tf.config.threading.set_intra_op_parallelism_threads(values.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(values.threads)
-    if not values.rewrite_graphs:
-        tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": True}
-        )
 
 
 def _warm_up() -> None:
@@ -122,7 +91,7 @@ def _steps(values: flags.FlagValues, report: Report) -> None:
             STEP_COLUMNS,
         )
     )
-    for name in dict.fromkeys(values.model):
+    for name in BESIDE:
         what = MODELS[name]
         table.notes.append(f"{name}: {what.description}")
         models = [keras.Sequential(what.layers()), pipeline(what.layers())]
@@ -154,14 +123,10 @@ def _dispatch(values: flags.FlagValues, report: Report) -> None:
             DISPATCH_COLUMNS,
         )
     )
-    k, rounds = values.dispatch_k, values.rounds
-    micro_batches = sorted(set(values.dispatch_m))
-    schedules = list(dict.fromkeys(values.schedule))
-    for schedule in progress(schedules, "dispatch"):
-        slope = task_slope(schedule, k, micro_batches, rounds)
-        row = {"what": f"tasks of {schedule}", "k": k}
-        table.rows.append(row | slope._asdict())
-    slope = call_slope(rounds)
+    slope = task_slope(values.rounds)
+    row = {"what": "tasks of gpipe", "k": DISPATCH_K}
+    table.rows.append(row | slope._asdict())
+    slope = call_slope(values.rounds)
     table.rows.append({"what": "empty function calls"} | slope._asdict())
 
 
@@ -181,16 +146,13 @@ class Slope(NamedTuple):
     correlation: float
 
 
-def pipeline(
-    layers: list[Any], k: int = 1, m: int = 1, schedule: str = "gpipe"
-) -> keras.Model:
+def pipeline(layers: list[Any], k: int = 1, m: int = 1) -> keras.Model:
     """A pipeline that recomputes nothing."""
     return tfgpipe.GPipe(
         layers,
         num_partitions=k,
         num_micro_batches=m,
         devices=[f"CPU:{index}" for index in range(k)],
-        schedule=schedule,
         remat="never",
     )
 
@@ -202,16 +164,14 @@ def step_of(model: keras.Model, x: np.ndarray) -> Callable[[], float]:
     return train_step(model, x, x)
 
 
-def task_slope(
-    schedule: str, k: int, micro_batches: Sequence[int], rounds: int
-) -> Slope:
+def task_slope(rounds: int) -> Slope:
     """Of the tasks of a pipeline whose layers compute next to nothing."""
     points = []
-    for m in micro_batches:
-        layers = [keras.layers.Dense(1) for _ in range(k)]
-        model = pipeline(layers, k, m, schedule)
+    for m in DISPATCH_M:
+        layers = [keras.layers.Dense(1) for _ in range(DISPATCH_K)]
+        model = pipeline(layers, DISPATCH_K, m)
         step = step_of(model, np.ones((m, 1), np.float32))
-        num_tasks = len(SCHEDULES[schedule](k, m).order())
+        num_tasks = len(SCHEDULES["gpipe"](DISPATCH_K, m).order())
         points.append((num_tasks, median_of(step, rounds)))
     return _slope(points)
 

@@ -79,29 +79,20 @@ define(
         "Python that has torch. Default: $PEERS_TORCH_PY, else this one.",
     ),
     m=(8, "Micro-batches."),
-    compiled=(True, "Whether to measure what is compiled, too."),
-    time=(True, "Whether to measure time."),
-    memory=(True, "Whether to measure memory."),
 )
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures all that are installed."""
-    if not (values.time or values.memory):
-        raise ValueError("--notime and --nomemory leave nothing to measure.")
     table = report.add(Table("peers", __doc__.partition("\n")[0], COLUMNS))
     rows: dict[Configuration, dict[str, Any]] = {
-        c: {"library": c.name, "k": c.k}
-        for c in CONFIGURATIONS
-        if values.compiled or not c.is_compiled
+        c: {"library": c.name, "k": c.k} for c in CONFIGURATIONS
     }
     if not _has_torch(values.torch_python):
         table.notes.append(f"torch is not installed: {INSTALL}")
         rows = {c: row for c, row in rows.items() if c.library != "torch"}
-    if values.time:
-        _measure_time(rows, values, table.notes)
-    if values.memory:
-        _measure_memory(rows, values, table.notes)
+    _measure_time(rows, values, table.notes)
+    _measure_memory(rows, values, table.notes)
     table.rows += [row for row in rows.values() if len(row) > 2]
     table.notes += [
         "speed-up: over the library's K = 1 on one core, with the same M.",

@@ -36,7 +36,6 @@ FLAGS = new_flags(rounds=5)
 define(
     FLAGS,
     table=(_TABLES, "What to compare.", _TABLES),
-    seconds=(30.0, "For which the layers of a model are measured.", 0.1),
 )
 
 
@@ -46,7 +45,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
         if name == "memory":
             report.add(_memory(values.rounds))
         else:
-            report.add(_steps(values.rounds, values.seconds))
+            report.add(_steps(values.rounds))
 
 
 def _compared_columns(unit: str) -> list[Column]:
@@ -93,7 +92,7 @@ SETTINGS = [
 ]
 
 
-def _steps(rounds: int, seconds: float) -> Table:
+def _steps(rounds: int) -> Table:
     """Steps of real models."""
     local.split_cpu(2)
     table = Table(
@@ -103,8 +102,7 @@ def _steps(rounds: int, seconds: float) -> Table:
         _STEP_COLUMNS,
     )
     models = [
-        _measured(name, MODELS[name], seconds)
-        for name in progress(MODELS, "layers")
+        _measured(name, MODELS[name]) for name in progress(MODELS, "layers")
     ]
     runs = list(itertools.product(models, SETTINGS))
     for model, setting in progress(runs, "steps"):
@@ -121,10 +119,10 @@ class _Measured(NamedTuple):
     sized: SizedModel
 
 
-def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
+def _measured(name: str, model: BenchModel) -> _Measured:
     """Measures the layers on one device while the other one trains."""
     layers = [keras.Input(model.x_shape), *model.layers()]
-    x, y = model.data(model.batch_size)
+    x, y = model.data()
     with _training_beside(model):
         profile = tfgpipe.profile(
             layers,
@@ -133,7 +131,7 @@ def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
             loss=model.loss,
             micro_batch_sizes=[model.batch_size // m for m in (32, 8, 1)],
             device="CPU:0",
-            seconds=seconds,
+            seconds=30.0,
             optimizer="sgd",
             verbose=0,
         )

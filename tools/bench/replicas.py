@@ -1,13 +1,13 @@
 """R replicas of K devices: steps of timed cells.
 
 Every cell waits instead of computing, on a device of its own in every
-replica, and its update waits for --exchange_ms first, as if gradients were
+replica, and its update waits for 40 ms first, as if gradients were
 still on the way from other replicas. The bound is what the tasks of one replica
 take, `efficiency` its share of a step without exchange; `hidden` is the share
-of the exchange during which any device still had a task to do. With --groups a
-cell has as many layers, and hands over its gradients in as many parts.
+of the exchange during which any device still had a task to do.
 """
 
+import itertools
 import time
 from typing import Any
 
@@ -28,13 +28,13 @@ define(
     r=([1, 2, 4], "Replicas."),
     k=([2, 4], "Devices of a replica."),
     m=([8], "Micro-batches of a replica."),
-    groups=([1], "As `remat_groups`."),
-    cell_ms=(20.0, "Milliseconds of a forward task."),
-    exchange_ms=(40.0, "Milliseconds of a cell's exchange."),
 )
 
+_CELL_MS = 20.0  # of a forward task
+_EXCHANGE_MS = 40.0  # of a cell
+
 COLUMNS = columns(
-    "r: R | k: K | m: M | groups | bound_ms: bound ms: .1f | "
+    "r: R | k: K | m: M | bound_ms: bound ms: .1f | "
     "*step_ms: step ms: .1f | efficiency: efficiency: .3f | "
     "*exchange_step_ms: with exchange ms: .1f | hidden: hidden: .0%"
 )
@@ -46,34 +46,25 @@ def run(values: flags.FlagValues, report: Report) -> None:
     table = report.add(
         Table(
             "speed",
-            f"Steps of cells of {values.cell_ms:g} ms, without exchange and "
-            f"with one of {values.exchange_ms:g} ms a cell: median and "
-            f"quartiles of {values.rounds}",
+            f"Steps of cells of {_CELL_MS:g} ms, without exchange and with one "
+            f"of {_EXCHANGE_MS:g} ms a cell: median and quartiles of "
+            f"{values.rounds}",
             COLUMNS,
         )
     )
-    settings = [
-        (r, k, m, groups)
-        for r in values.r
-        for k in values.k
-        for m in values.m
-        for groups in values.groups
-    ]
-    seconds = values.cell_ms / 1000
-    for r, k, m, groups in progress(settings, "speed"):
-        one = Setting("gpipe", "except_last", "equal", values.cell_ms, k, m, 1)
+    settings = [*itertools.product(values.r, values.k, values.m)]
+    for r, k, m in progress(settings, "speed"):
+        one = Setting("gpipe", "except_last", "equal", _CELL_MS, k, m, 1)
         bound = one.bound()
-        shape = r, k, m, groups
-        without, _ = _measure(*shape, seconds, 0, values.rounds)
-        exchange = values.exchange_ms / 1000
-        times, hidden = _measure(*shape, seconds, exchange, values.rounds)
+        without, _ = _measure(r, k, m, 0, values.rounds)
+        exchange = _EXCHANGE_MS / 1000
+        times, hidden = _measure(r, k, m, exchange, values.rounds)
         step = spread(without)
         table.rows.append(
             {
                 "r": r,
                 "k": k,
                 "m": m,
-                "groups": groups,
                 "bound_ms": 1000 * bound,
                 **spread_values("step_ms", step.times(1000)),
                 "efficiency": bound / step.median,
@@ -122,20 +113,14 @@ def _measure(
     r: int,
     k: int,
     m: int,
-    groups: int,
-    seconds: float,
     exchange: float,
     rounds: int,
 ) -> tuple[list[float], float | None]:
     """Seconds of steps, and the share of the exchange that was hidden."""
     grid = [[_Timekeeper() for _ in range(k)] for _ in range(r)]
     layers = [
-        Timed(
-            [row[i // groups] for row in grid],
-            seconds / groups,
-            is_first=i == 0,
-        )
-        for i in range(k * groups)
+        Timed([row[i] for row in grid], _CELL_MS / 1000, is_first=i == 0)
+        for i in range(k)
     ]
     with tfgpipe.PipelineStrategy(
         r, k, [f"CPU:{index}" for index in range(r * k)]
@@ -143,10 +128,9 @@ def _measure(
         model = tfgpipe.GPipe(
             layers,
             num_micro_batches=m,
-            layers_per_cell=[groups] * k,
-            remat_groups=groups,
+            layers_per_cell=[1] * k,
         )
-        optimizer = Exchanging(exchange / groups)
+        optimizer = Exchanging(exchange)
         model.compile(optimizer, "mse")
     # A row is the number of the replica that computes it.
     rows = np.repeat(np.arange(r, dtype=np.float32), m)[:, None]

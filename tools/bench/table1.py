@@ -32,11 +32,6 @@ define_run(FLAGS, "bench_table1.jsonl", num_jobs=1)
 define(
     FLAGS,
     gpu=(False, "The paper's own sizes, on a GPU."),
-    rows=(int, "Of a mini-batch. Default: those of the experiment."),
-    compiled=(
-        False,
-        "Whether XLA compiles, as is the default on a GPU. That takes long.",
-    ),
 )
 
 COLUMNS = columns(
@@ -93,11 +88,11 @@ def _case(row: Row, values: flags.FlagValues) -> Case:
     return Case(
         name,
         "gpipe" if row.k else "keras",
-        values.rows or experiment.batch_size,
+        experiment.batch_size,
         max(1, row.k),
         experiment.num_micro_batches if row.k else 1,
         "float32",
-        "auto" if values.compiled else False,
+        False,
         1024 * row.limit_gib if values.gpu else 0,
         {"remat": experiment.remat} if row.k else {},
         not values.gpu,

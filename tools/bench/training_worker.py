@@ -19,23 +19,13 @@ class Job(NamedTuple):
 
     Attributes:
         model: Name in `tools.bench.models.MODELS`.
-        batch_size: Examples in a mini-batch.
         k: Devices, one core each.
         m: Micro-batches.
-        schedule: As in `tfgpipe.GPipe`, as `remat` is.
-        remat: A rule.
-        chunks: Cells of a device.
-        jit: "on" if XLA compiles the cells, else "off".
     """
 
     model: str
-    batch_size: int
     k: int = 1
     m: int = 1
-    schedule: str = "gpipe"
-    remat: str = "always"
-    chunks: int = 1
-    jit: str = "off"
 
 
 def main(argv: list[str]) -> None:
@@ -56,13 +46,12 @@ def main(argv: list[str]) -> None:
     known = MODELS[job.model]
     model = tfgpipe.GPipe(
         [keras.Input(known.x_shape), *known.layers()],
-        num_partitions=job.k * job.chunks,
+        num_partitions=job.k,
         num_micro_batches=job.m,
         devices=[f"CPU:{index}" for index in range(job.k)],
-        schedule=job.schedule,
-        remat=job.remat,
+        remat="always",  # so that all compute the same
     )
-    answer(known.step(model, job.batch_size, job.jit == "on"))
+    answer(known.step(model))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
-from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
 _FINISHED = "results.json"
@@ -45,8 +44,7 @@ class Finished(NamedTuple):
         folder: Where the model is.
         num_steps: Updates.
         num_params: Scalars in all weights.
-        minutes: What training took, with the tests during the run, on the
-            machine that the table names.
+        minutes: What training took, on the machine that the table names.
         results: Of the test at the end, see `params.task.Task.results`.
     """
 
@@ -112,7 +110,6 @@ def finish(
     *,
     name: str | None = None,
     maker: type[Trainer] = Trainer,
-    num_tests: int = 10,
 ) -> Finished:
     """Trains to the end, from wherever an earlier call has stopped."""
     folder = pathlib.Path(values.runs_dir) / (name or experiment.name)
@@ -122,11 +119,7 @@ def finish(
     kept = _read(folder / _FINISHED)
     if kept is None or kept["run"] != run:
         # No name for the trainer: its memory is to be freed at the end.
-        found = _train(
-            maker(experiment, values.steps, folder),
-            folder,
-            num_tests=0 if values.steps else num_tests,
-        )
+        found = _train(maker(experiment, values.steps, folder), folder)
         kept = {"run": run, **found}
         _write(folder / _FINISHED, kept)
     return Finished(
@@ -139,17 +132,12 @@ def finish(
     )
 
 
-def _train(
-    trainer: Trainer, folder: pathlib.Path, num_tests: int
-) -> dict[str, Any]:
+def _train(trainer: Trainer, folder: pathlib.Path) -> dict[str, Any]:
     """Trains, tests and exports; what is printed goes to the standard error."""
-    every = max(1, trainer.num_steps // num_tests) if num_tests else None
-    monitor = Monitor(trainer, folder / "tensorboard", evaluate_every=every)
     with contextlib.redirect_stdout(sys.stderr):
         print(f"\n{folder}: {trainer.num_steps} steps", flush=True)
         with _adding_time(folder / _TIME):
             trainer.fit(
-                [monitor],
                 verbose=1 if sys.stderr.isatty() else 2,
                 checkpoint_every=max(1, trainer.num_steps // _NUM_CHECKPOINTS),
             )
@@ -161,7 +149,7 @@ def _train(
         "minutes": _read(folder / _TIME)["minutes"],
         "results": results,
     }
-    del trainer, monitor
+    del trainer
     _forget_models()
     return found
 

@@ -37,8 +37,7 @@ def run(values: flags.FlagValues) -> list[Table]:
     sizes = many[0].data.source().sizes
     models, by_group, by_language = [], [], []
     for experiment in [*many, *single]:
-        # A test of 102 languages takes as long as a tenth of the training.
-        found = runs.finish(experiment, values, num_tests=0)
+        found = runs.finish(experiment, values)
         name = experiment.name.removeprefix("mt.").replace("_", " ")
         models.append(found.row(name))
         is_english = experiment.data.to_english

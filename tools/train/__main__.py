@@ -6,7 +6,6 @@ r"""Trains an experiment of `params` through a pipeline.
         --num_partitions=16 --schedule=interleaved --num_virtual_devices=4
     python -m tools.train --params=image.amoebanet_d_demo
     python -m tools.train --params=image.amoebanet_d_demo --check
-    python -m tools.train --params=lm.austen --plan=v100
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
     python -m tools.train --params=image.amoebanet_d_demo \

@@ -42,34 +42,25 @@ def _from_tf_config(text: str) -> Hosts | None:
     received = f"TF_CONFIG={text}"
     try:
         config = json.loads(text)
-        cluster = config.get("cluster", {})
-        jobs = {job: list(cluster[job]) for job in cluster if cluster[job]}
-        task = config.get("task", {})
-        job_and_index = task.get("type"), int(task.get("index", 0))
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        jobs = {job: list(known) for job, known in cluster.items()}
+        here = task.get("type"), int(task.get("index", 0))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"TF_CONFIG must be JSON such as {_EXAMPLE}. "
-            f"Received: {received}, which gives: {error}."
+            f"TF_CONFIG must be JSON such as {_EXAMPLE}. Received: {received}."
         ) from error
-    if not jobs:
-        return None
-    odd = [job for job in jobs if job not in _JOBS]
-    if odd or len(jobs.get("chief", [])) > 1:
-        raise ValueError(
-            "TF_CONFIG must have the jobs chief, with one task, and worker. "
-            f"Received: {received}. Leave out other jobs: the controller "
-            "evaluates, and variables are with the cells."
-        )
     hosts = hosts_of({job: jobs.get(job, []) for job in _JOBS}, received)
-    here = [h for h in hosts if (h.job, h.index) == job_and_index]
-    if not here:
-        known = ", ".join(f"{host.job} {host.index}" for host in hosts)
+    is_known = jobs.keys() <= {*_JOBS} and len(jobs.get("chief", [])) < 2
+    if len(hosts) < 2 and is_known:
+        return None
+    this = [host for host in hosts if (host.job, host.index) == here]
+    if not is_known or not this:
         raise ValueError(
-            "TF_CONFIG must say which task this process is. Expected: one of "
-            f"{known}. Received: {received}. Set its task on each host, as in "
-            f"{_EXAMPLE}."
+            "TF_CONFIG must have workers, at most one chief and no other jobs, "
+            f"and say which of them this process is, as in {_EXAMPLE}. "
+            f"Received: {received}."
         )
-    return Hosts(hosts, here[0]) if len(hosts) > 1 else None
+    return Hosts(hosts, this[0])
 
 
 def serve_once(
@@ -81,22 +72,13 @@ def serve_once(
 ) -> int:
     """Lends this host's devices to the controller of a cluster, and ends.
 
-    Args:
-        hosts: The cluster.
-        num_virtual_devices: Parts to split the CPU into; `None` is one.
-        timeout: Seconds to wait for the controller.
-        known: The secret.
-        closes: Whether TensorFlow's port is closed to strangers.
+    It waits `timeout` seconds for one that has the secret `known`; `closes` is
+    whether TensorFlow's port is closed to strangers.
 
     Raises:
         ValueError: If this process's port cannot be had.
     """
-    here = hosts.here
-    if here is None:
-        raise ValueError(
-            "`hosts` must say which of them this process is. Received: "
-            f"hosts={hosts}."
-        )
+    here = hosts.here or hosts.all[0]
     server = worker.start(
         here.port, num_virtual_devices, known, here.name, closes
     )

@@ -6,7 +6,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from absl import flags, logging
@@ -26,11 +25,9 @@ from tools.train import cluster as cluster_lib
 from tools.train import comparison, ends, placement
 from tools.train.ends import Code
 from tools.train.flags import FLAGS, experiment_of
-from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
 _REFUSED = (ValueError, FileNotFoundError, ImportError)
-_SECONDS = 30.0
 
 
 def program(argv: list[str]) -> int:
@@ -64,8 +61,6 @@ def _main(argv: list[str]) -> int:
         return 0
     try:
         experiment = experiment_of(argv)
-        if FLAGS.plan is not None:
-            experiment = placement.planned(experiment)
         if FLAGS.dry_run:
             print(experiment, flush=True)
             print_device_sizes(
@@ -116,56 +111,70 @@ def _run(
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
             placement.strategy(experiment, names),
-            FLAGS.skip_nonfinite,
             names is None or FLAGS.shared_train_dir,
             saves_on_signal=bool(FLAGS.train_dir),
-            may_grow=True,
-            skip_outliers=FLAGS.skip_outliers,
         )
         if FLAGS.check:
             report = trainer.check()
             print(report)
             return Code.FINISHED if report.is_exact else Code.DIFFERENT
-        snapshot = _snapshot(trainer)
+        if FLAGS.compare_num_partitions:
+            other = dataclasses.replace(  # refused before any work is lost
+                experiment,
+                num_partitions=FLAGS.compare_num_partitions,
+                layers_per_cell=None,
+            )
     except _REFUSED as error:
         return _say(error)
     print(experiment)
-    callbacks: list[Any] = [*watching, *([snapshot] if snapshot else [])]
+    callbacks = [*watching]
     if FLAGS.pipeline_monitor:
-        callbacks.append(PipelineMonitor(log_dir=_log_dir()))
+        callbacks.append(PipelineMonitor())
     try:
-        callbacks.append(
-            Monitor(trainer, _log_dir(), FLAGS.evaluate_every, _say_every())
-        )
-        return _finish(trainer, callbacks, snapshot, names)
+        seconds = _train(trainer, callbacks)
+        if trainer.failure is not None:
+            print(f"tools.train: {trainer.failure}", file=sys.stderr)
+            return Code.NOT_FINITE
+        _test(trainer)
     except OSError as error:
         print(f"\ntools.train: {error}\n{_how_to_go_on()}", file=sys.stderr)
         return Code.FILES
+    if not FLAGS.compare_num_partitions:
+        return Code.FINISHED
+    print(f"\nThe same again with num_partitions={other.num_partitions}:")
+    again = Trainer(
+        other,
+        FLAGS.steps,
+        None,
+        _path(FLAGS.initial_model),
+        placement.strategy(other, names),
+    )
+    took = [_took(experiment, seconds), _took(other, _train(again, []))]
+    print(f"\n{comparison.table(took).text()}\n")
+    result = comparison.difference(
+        *(one.model.get_weights() for one in (trainer, again))
+    )
+    print(
+        f"num_partitions={experiment.num_partitions} and num_partitions="
+        f"{other.num_partitions}, seed {experiment.seed}, after "
+        f"{trainer.num_steps} steps from the same initial weights: {result}."
+    )
+    return Code.DIFFERENT if result.num_different else Code.FINISHED
 
 
-def _finish(
-    trainer: Trainer,
-    callbacks: list[Any],
-    snapshot: comparison.Snapshot | None,
-    names: list[str] | None,
-) -> int:
-    """Trains, tests and exports; returns the exit code."""
+def _test(trainer: Trainer) -> None:
+    """Tests and exports."""
     experiment = trainer.experiment
-    _train(trainer, trainer.num_steps, callbacks)
-    if trainer.failure is not None:
-        print(f"tools.train: {trainer.failure}", file=sys.stderr)
-        return Code.NOT_FINITE
     if trainer.model.num_skipped:
         print(
             f"Skipped {trainer.model.num_skipped} mini-batches that were not "
-            f"finite{', or outliers' if FLAGS.skip_outliers else ''}."
+            "finite."
         )
     print(experiment.task.summary(trainer.evaluate()))
     if experiment == params.get(experiment.name) and not FLAGS.steps:
         print(f"Expected: {experiment.expected_result}")
     if saved := trainer.export():
         print(f"The trained model: {saved}")
-    return _compare(experiment, snapshot, names) if snapshot else 0
 
 
 def _say(error: Exception) -> int:
@@ -196,58 +205,16 @@ def _connect(experiment: Experiment, found: Hosts | None) -> Cluster | None:
         )
 
 
-def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
-    """What keeps the weights that a second run is compared with."""
-    if not FLAGS.compare_num_partitions:
-        return None
-    if trainer.earlier_num_steps:
-        raise ValueError(
-            "--compare_num_partitions needs a run of one length. Received: "
-            f"--train_dir={FLAGS.train_dir}, whose run of "
-            f"{trainer.earlier_num_steps[-1]} steps was made longer. Give "
-            "another --train_dir, or none."
-        )
-    step = FLAGS.compare_steps or trainer.num_steps
-    if not trainer.first_step < step <= trainer.num_steps:
-        raise ValueError(
-            "--compare_steps must be a step that this run will do, from "
-            f"{trainer.first_step + 1} to {trainer.num_steps}. Received: "
-            f"{step}. A run that is finished cannot be compared: give "
-            "another --train_dir, or none."
-        )
-    _other(trainer.experiment)  # refused before any work is lost
-    return comparison.Snapshot(step, trainer.first_step)
-
-
-def _other(experiment: Experiment) -> Experiment:
-    """What a run is compared with: the same with other cells."""
-    return dataclasses.replace(
-        experiment,
-        num_partitions=FLAGS.compare_num_partitions,
-        layers_per_cell=None,
-    )
-
-
 def _how_to_go_on() -> str:
     if not FLAGS.train_dir:
         return "Nothing is kept without a --train_dir."
     return "The same command goes on from the last checkpoint, if there is one."
 
 
-def _log_dir() -> pathlib.Path | None:
-    """For TensorBoard."""
-    if not FLAGS.tensorboard:
-        return None
-    return pathlib.Path(FLAGS.train_dir, "tensorboard")
-
-
-def _say_every() -> float | None:
-    """Seconds between two lines, where there is no progress bar."""
-    return None if sys.stdout.isatty() else _SECONDS
-
-
-def _train(trainer: Trainer, until: int, callbacks: list) -> None:
-    """Trains up to a step, and prints on what and how long."""
+def _train(
+    trainer: Trainer, callbacks: list[keras.callbacks.Callback]
+) -> float:
+    """Trains, and prints on what and how long; returns seconds of a step."""
     model = trainer.model
     print_cells(model.cells())
     k, m = model.num_partitions, model.num_micro_batches
@@ -259,67 +226,29 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     )
     if trainer.first_step:
         print(f"Resuming after step {trainer.first_step}.")
-    if trainer.earlier_num_steps:
-        print(
-            f"This run had {trainer.earlier_num_steps[-1]} steps at first. It "
-            "goes on with the learning rates that the schedule of a run of "
-            f"{trainer.num_steps} has for the steps that are left."
-        )
     placement.keep_to_cores(trainer.experiment)
-    start = time.monotonic()
+    start, watch = time.monotonic(), comparison.Stopwatch()
     trainer.fit(
-        callbacks,
-        until,
+        [*callbacks, watch],
         verbose=1 if sys.stdout.isatty() else 2,
         checkpoint_every=FLAGS.checkpoint_every,
     )
     if trainer.failure is None:
         print(
-            f"Trained {until - trainer.first_step} steps with "
+            f"Trained {trainer.num_steps - trainer.first_step} steps with "
             f"num_partitions={k} in {time.monotonic() - start:.0f} s."
         )
-
-
-def _compare(
-    experiment: Experiment,
-    snapshot: comparison.Snapshot,
-    names: list[str] | None,
-) -> int:
-    """Trains again with other cells; returns the exit code."""
-    k = experiment.num_partitions
-    other = _other(experiment)
-    print(f"\nThe same again with num_partitions={other.num_partitions}:")
-    trainer = Trainer(
-        other,
-        FLAGS.steps,
-        None,
-        _path(FLAGS.initial_model),
-        placement.strategy(other, names),
-        FLAGS.skip_nonfinite,
-        skip_outliers=FLAGS.skip_outliers,
-    )
-    again = comparison.Snapshot(snapshot.step)
-    lines = Monitor(trainer, None, say_every=_say_every())
-    _train(trainer, snapshot.step, [again, lines])
-    result = comparison.difference(snapshot.weights, again.weights)
-    took = [_took(experiment, snapshot), _took(other, again)]
-    print(f"\n{comparison.table(took).text()}\n")
-    print(
-        f"num_partitions={k} and num_partitions={other.num_partitions}, "
-        f"seed {experiment.seed}, after {snapshot.step} of "
-        f"{trainer.num_steps} steps from the same initial weights: {result}."
-    )
-    return Code.DIFFERENT if result.num_different else Code.FINISHED
+    return watch.seconds
 
 
 def _took(
-    experiment: Experiment, snapshot: comparison.Snapshot
+    experiment: Experiment, seconds: float
 ) -> tuple[int, float, list[int]]:
     _, prediction = predicted(
         experiment, placement.of_dry_run(experiment), FLAGS.num_replicas
     )
     held = [memory.total for memory in prediction.memory]
-    return experiment.num_partitions, snapshot.seconds, held
+    return experiment.num_partitions, seconds, held
 
 
 def parsed(argv: Sequence[str]) -> list[str]:

@@ -56,37 +56,22 @@ def _bits(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).view(f"u{array.itemsize}")
 
 
-class Snapshot(keras.callbacks.Callback):
-    """Keeps a copy of the weights as they are after one training step.
+class Stopwatch(keras.callbacks.Callback):
+    """Measures steps."""
 
-    Args:
-        step: Steps after which to copy, counted from the first of the run.
-        first_step: Steps that were done before this `fit`.
-
-    Attributes:
-        weights: The copy; `None` before that step.
-    """
-
-    def __init__(self, step: int, first_step: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.step = step
-        self.weights: list[np.ndarray] | None = None
-        self._steps_done = first_step
         self._ends: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Takes the time."""
+        self._ends.append(time.monotonic())
 
     @property
     def seconds(self) -> float:
         """The median of what steps take, but for the first; NaN of one."""
         pairs = itertools.pairwise(self._ends)
-        taken = [end - start for start, end in pairs]
-        return statistics.median(taken or [math.nan])
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Counts, and copies when it is time."""
-        self._ends.append(time.monotonic())
-        self._steps_done += 1
-        if self._steps_done == self.step:
-            self.weights = self.model.get_weights()
+        return statistics.median([b - a for a, b in pairs] or [math.nan])
 
 
 def table(runs: Sequence[tuple[int, float, Sequence[int]]]) -> Table:

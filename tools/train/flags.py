@@ -24,12 +24,6 @@ define(
         "layer, and stop; with exit code 1 if anything differs that is not "
         "documented.",
     ),
-    plan=(
-        str,
-        "Choose cells, micro-batches, schedule, remat and cut: those that are "
-        "predicted to be fastest on this machine, such as v100. See "
-        "tools.plan.",
-    ),
     num_partitions=(int, "K, the number of cells."),
     num_replicas=(1, "R, pipelines that share every mini-batch."),
     num_micro_batches=(
@@ -39,10 +33,7 @@ define(
     schedule=(str, "Order of the tasks on each device."),
     remat=(str, "What the backward pass recomputes."),
     batch_size=(int, "Examples in a mini-batch."),
-    epochs=(
-        int,
-        "Times to go through the data. More make a finished run longer.",
-    ),
+    epochs=(int, "Times to go through the data."),
     steps=(int, "Mini-batches, instead of --epochs."),
     seed=(int, "Of initial weights and data order.", 0),
 )
@@ -52,18 +43,6 @@ flags.DEFINE_multi_string(
 define(
     FLAGS,
     train_dir=(str, "Folder for checkpoints and final.keras."),
-    skip_nonfinite=(
-        True,
-        "Skip mini-batches with a loss or a gradient that is not finite; ten "
-        "in a row end the run, with exit code 4.",
-    ),
-    skip_outliers=(
-        float,
-        "Skip mini-batches, too, that are so many times as far above the "
-        "median of the last ones as their 90% quantile is: 10, say. Default: "
-        "none.",
-        None,
-    ),
     checkpoint_every=(
         int,
         "Steps from one checkpoint to the next. Default: one after every "
@@ -73,14 +52,6 @@ define(
         False,
         "With --workers or --tpu: all hosts have the --train_dir in common, "
         "and each writes what it has. If not, this process writes it all.",
-    ),
-    evaluate_every=(
-        int,
-        "Steps from one test to the next. Default: one at the end.",
-    ),
-    tensorboard=(
-        False,
-        "Write losses, learning rate and tests to TRAIN_DIR/tensorboard.",
     ),
     pipeline_monitor=(
         False,
@@ -107,7 +78,6 @@ define(
         "if there were no others. Linux only. Default: devices share all "
         "cores.",
     ),
-    compare_steps=(int, "Compare after so many steps. Default: all."),
     workers=(
         str,
         "Hosts with the devices, host:port,host:port; on each of them runs "
@@ -131,7 +101,6 @@ define(
     connect_timeout=(60.0, "Seconds to wait for other hosts, or a TPU.", 1.0),
 )
 
-_PLANNED = ("num_partitions", "num_micro_batches", "schedule", "remat")
 _FIELDS = (
     "num_partitions",
     "num_micro_batches",
@@ -156,24 +125,8 @@ def experiment_of(argv: list[str]) -> Experiment:
             "--steps and --epochs must not be given both. Received: "
             f"--steps={FLAGS.steps} and --epochs={FLAGS.epochs}."
         )
-    if FLAGS.plan is not None:
-        for name in (
-            "num_partitions",
-            "num_micro_batches",
-            "schedule",
-            "remat",
-        ):
-            if FLAGS[name].value is not None:
-                raise ValueError(
-                    f"--plan and --{name} must not be given both. Received: "
-                    f"--plan={FLAGS.plan} and --{name}={FLAGS[name].value}. "
-                    "The plan chooses it: leave one out."
-                )
-    if FLAGS.compare_steps and not FLAGS.compare_num_partitions:
-        raise ValueError("--compare_steps needs --compare_num_partitions.")
-    for name in ("checkpoint_every", "tensorboard"):
-        if FLAGS[name].value and not FLAGS.train_dir:
-            raise ValueError(f"--{name} needs a --train_dir to write to.")
+    if FLAGS.checkpoint_every and not FLAGS.train_dir:
+        raise ValueError("--checkpoint_every needs a --train_dir to write to.")
     given = {name: FLAGS[name].value for name in _FIELDS}
     given = {name: v for name, v in given.items() if v is not None}
     experiment = params.override(params.get(FLAGS.params), FLAGS.set)

@@ -18,7 +18,6 @@ from tfgpipe.monitor import measurements
 from tfgpipe.plans import DeviceMemory, machine_here
 from tfgpipe.schedules import CHUNKS, devices_for
 from tools import devices
-from tools.plan import plan_of, with_plan
 from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
 from tools.train.flags import FLAGS
@@ -102,19 +101,6 @@ def of_dry_run(experiment: Experiment) -> int:
     found = FLAGS.num_virtual_devices or local.num_accelerators()
     found = found // FLAGS.num_replicas if found else k
     return devices_for(experiment.schedule, k, found)
-
-
-def planned(experiment: Experiment) -> Experiment:
-    """The experiment, trained as --plan says; prints the plan."""
-    found = FLAGS.num_virtual_devices or local.num_accelerators()
-    plan = plan_of(
-        experiment,
-        FLAGS.plan,
-        found or _num_devices(experiment),
-        num_replicas=FLAGS.num_replicas,
-    )
-    print(plan)
-    return with_plan(experiment, plan)
 
 
 def check_memory(experiment: Experiment) -> None:

@@ -47,17 +47,10 @@ class Trainer:
             .keras file; for those with `starts_from` alone.
         strategy: Replicas and their devices; `None` for one pipeline on the
             first devices.
-        skip_nonfinite: Whether mini-batches with a loss or a gradient that is
-            not finite are skipped, see `tfgpipe.GPipe`. Ten in a row end the
-            run.
         shares_folder: Whether all hosts have `train_dir` in common; see
             `tfgpipe.callbacks.Checkpoint`.
         saves_on_signal: Whether SIGTERM, SIGHUP and Ctrl-C save a checkpoint
             before they end the process; see there.
-        may_grow: Whether `train_dir` may hold this run with fewer steps, which
-            goes on then, with the learning rates of the longer run.
-        skip_outliers: Which of the others are skipped, too, see
-            `tfgpipe.GPipe`.
 
     Attributes:
         experiment: As given.
@@ -65,8 +58,8 @@ class Trainer:
         model: The `tfgpipe.GPipe`.
         num_steps: Optimizer updates in the whole run.
         first_step: Mini-batches that an interrupted run had seen already.
-        failure: Why `fit` ended early, in words; None if it did not.
-        earlier_num_steps: What `num_steps` was before the run grew, in order.
+        failure: Why `fit` ended early, in words: ten mini-batches in a row
+            were not finite. None if it did not.
 
     Raises:
         ValueError: If `train_dir` holds another run, or another process writes
@@ -80,11 +73,8 @@ class Trainer:
         train_dir: pathlib.Path | None = None,
         initial_model: pathlib.Path | None = None,
         strategy: tfgpipe.PipelineStrategy | None = None,
-        skip_nonfinite: bool = True,
         shares_folder: bool = True,
         saves_on_signal: bool = False,
-        may_grow: bool = False,
-        skip_outliers: float | None = None,
     ) -> None:
         self.experiment = experiment
         with doing(f"reading {experiment.data.name}"):
@@ -94,28 +84,26 @@ class Trainer:
         self._folder = train_dir
         self._initial_model = initial_model
         self._strategy = strategy
-        self._skips = skip_nonfinite, skip_outliers
         self._shares_folder = shares_folder
         self._saves_on_signal = saves_on_signal
         with doing(f"building {experiment.name}"):
             self.model = self._new_model()  # checks the arguments
-        self.earlier_num_steps: list[int] = []
         self.first_step = 0
         self.failure: str | None = None
         if train_dir is not None:
-            self.earlier_num_steps = self._claim_folder(train_dir, may_grow)
+            self._claim_folder(train_dir)
             with doing("reading the last checkpoint"):
                 folder = checkpoints_of(train_dir)
                 restored = tfgpipe.restore(self.model, folder)
             self.first_step = 0 if restored is None else restored.step
 
-    def _claim_folder(self, folder: pathlib.Path, may_grow: bool) -> list[int]:
+    def _claim_folder(self, folder: pathlib.Path) -> None:
         """Checks that no other run uses the folder; notes this one there."""
         run = self.experiment.settings()
         run |= {"num_steps": self.num_steps, "num_partitions": None}
         if self._strategy and self._strategy.num_replicas > 1:
             run["num_replicas"] = self._strategy.num_replicas
-        return claim_folder(folder, run, may_grow)
+        claim_folder(folder, run)
 
     def _scope(self) -> Any:
         """Where pipelines are made. A context manager."""
@@ -138,8 +126,7 @@ class Trainer:
                 remat_groups=experiment.remat_groups,
                 head_parts=experiment.head_parts,
                 weights_on=experiment.weights_on,
-                skip_nonfinite=self._skips[0],
-                skip_outliers=self._skips[1],
+                skip_nonfinite=True,
             )
         make_ready(model, experiment, self.source, self.num_steps)
         return model
@@ -172,7 +159,6 @@ class Trainer:
     def fit(
         self,
         callbacks: Sequence[keras.callbacks.Callback] = (),
-        until: int | None = None,
         verbose: int | str = "auto",
         checkpoint_every: int | None = None,
     ) -> None:
@@ -181,9 +167,10 @@ class Trainer:
         See `failure` for whether it ended early.
         """
         stop = StopOnNonFinite(_MOST_SKIPPED, say=None)
-        own = [stop] if getattr(self.model, "skip_nonfinite", False) else []
-        until = until or self.num_steps
-        for start, end in _parts(self.first_step, until, self._per_epoch):
+        skips = [stop] if getattr(self.model, "skip_nonfinite", False) else []
+        for start, end in _parts(
+            self.first_step, self.num_steps, self._per_epoch
+        ):
             saving = self._checkpoints(start, checkpoint_every)
             with doing("training"):
                 self.model.fit(
@@ -196,7 +183,7 @@ class Trainer:
                     initial_epoch=start // self._per_epoch,
                     epochs=-(-end // self._per_epoch),
                     steps_per_epoch=min(self._per_epoch, end - start),
-                    callbacks=[*callbacks, *own, *saving],
+                    callbacks=[*callbacks, *skips, *saving],
                     verbose=verbose,
                     shuffle=False,  # the data are
                 )
@@ -281,14 +268,10 @@ def _parts(start: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in parts if first < last]
 
 
-_LENGTHS = {"epochs", "num_steps"}
-_EARLIER = "earlier_num_steps"
 _held: dict[pathlib.Path, FolderLock] = {}  # as long as this process lives
 
 
-def claim_folder(
-    folder: pathlib.Path, run: dict[str, Any], may_grow: bool
-) -> list[int]:
+def claim_folder(folder: pathlib.Path, run: dict[str, Any]) -> None:
     """Takes a folder for a run, and notes the run there."""
     path = folder / "experiment.json"
     new = json.loads(json.dumps(run))
@@ -298,57 +281,26 @@ def claim_folder(
         if where not in _held:
             _held[where] = FolderLock(folder, "train_dir")
             clear_unfinished(folder)
-        old = _read(path) if path.exists() else new
-        earlier = old.pop(_EARLIER, [])
-        _check_run(folder, old, new, may_grow)
-        if new["num_steps"] > old["num_steps"]:
-            earlier.append(old["num_steps"])
-        kept = {**new, _EARLIER: earlier} if earlier else new
-        write_text(path, json.dumps(kept, indent=2))
+        old = json.loads(path.read_text("utf-8")) if path.exists() else new
+        before, now = _flat(old), _flat(new)
+        differ = [
+            f"  {name}: {before.get(name)} there, {now.get(name)} here"
+            for name in {**before, **now}
+            if before.get(name) != now.get(name)
+        ]
+        if differ:
+            raise ValueError(
+                "`train_dir` must be new, or hold this same run. Received: "
+                f"train_dir={str(folder)!r}, which holds a run with other "
+                "parameters:\n" + "\n".join(differ) + "\nGive another folder, "
+                "or the same flags as then; only --num_partitions may change."
+            )
+        write_text(path, json.dumps(new, indent=2))
     except OSError as error:
         raise ValueError(
             "`train_dir` must be a folder that can be written to. "
             f"Received: train_dir={str(folder)!r}, which gives: {error}."
         ) from error
-    return earlier
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or "num_steps" not in found:
-        raise ValueError(
-            "`train_dir` must be new, or hold this same run. Received: "
-            f"train_dir={str(path.parent)!r}, whose {path.name} is not that of "
-            "a run. Give another folder."
-        )
-    return found
-
-
-def _check_run(
-    folder: pathlib.Path, old: dict[str, Any], new: dict[str, Any], grow: bool
-) -> None:
-    """Refuses a run that is not the one of the folder."""
-    before, now = _flat(old), _flat(new)
-    differ = [n for n in {**before, **now} if before.get(n) != now.get(n)]
-    if not differ:
-        return
-    is_longer = now["num_steps"] >= before.get("num_steps", 0)
-    if grow and is_longer and set(differ) <= _LENGTHS:
-        return
-    lines = [
-        f"  {name}: {before.get(name)} there, {now.get(name)} here"
-        for name in differ
-    ]
-    longer = ", and --steps or --epochs grow" if grow else ""
-    raise ValueError(
-        "`train_dir` must be new, or hold this same run. Received: "
-        f"train_dir={str(folder)!r}, which holds a run with other "
-        "parameters:\n" + "\n".join(lines) + "\nGive another folder, or the "
-        f"same flags as then; only --num_partitions may change{longer}."
-    )
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -35,6 +35,9 @@ TINY = BenchModel(
 def tiny(monkeypatch):
     """A tiny model; leaves the tests' devices and cores alone."""
     monkeypatch.setitem(models.MODELS, "transformer", TINY)
+    monkeypatch.setattr(overhead, "BESIDE", ["transformer"])
+    monkeypatch.setattr(overhead, "DISPATCH_M", [1, 2])
+    monkeypatch.setattr(overhead, "DISPATCH_K", 2)
     for module in (efficiency, overhead, bench_replicas):
         monkeypatch.setattr(module, "make_devices", lambda *_: None)
     monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
@@ -52,9 +55,6 @@ def tables(capsys, *words):
     return {table["name"]: table["rows"] for table in made}
 
 
-OVERHEAD = (
-    "overhead --rounds=2 --model=transformer --dispatch_k=2 --dispatch_m=1,2"
-)
 # Words, the table, and how many rows it has.
 TABLES = [
     (
@@ -62,13 +62,9 @@ TABLES = [
         "efficiency",
         2,
     ),
-    (f"{OVERHEAD} --part=dispatch", "dispatch", 2),
-    (f"{OVERHEAD} --part=step", "step", 1),
-    (
-        "replicas --r=1,2 --k=2 --m=3 --cell_ms=1 --exchange_ms=1 --rounds=1",
-        "speed",
-        2,
-    ),
+    ("overhead --rounds=2 --part=dispatch", "dispatch", 2),
+    ("overhead --rounds=2 --part=step", "step", 1),
+    ("replicas --r=1,2 --k=2 --m=3 --rounds=1", "speed", 2),
 ]
 
 
@@ -91,22 +87,12 @@ def test_command_makes_its_table(words, name, count, capsys):
     ("words", "message"),
     [
         ("", "must be a sub-command: one of efficiency, throughput"),
-        ("efficency", "Did you mean 'efficiency'?"),
-        ("efficiency fast", "only flags. Received: ['fast']"),
-        ("efficiency --rounds=0", "not a positive integer"),
-        ("efficiency --format=xml", "should be one of <text|json|csv>"),
+        ("efficiency --format=xml", "should be one of <text|json>"),
         ("efficiency --k=2,x", "integers with commas"),
-        ("efficiency --k=0", "each at least 1. Received: '0'"),
         ("efficiency --cell_ms=-1", "numbers with commas"),
         ("efficiency --m=4x", "such as 4k"),
         ("efficiency --schedule=1f2b", "of which unknown: ['1f2b']"),
-        (
-            "throughput --model=transformer --k=4096",
-            "at most the number of cores",
-        ),
-        ("overhead --dispatch_m=4", "two numbers or more"),
-        ("memory --m=500", "must be at most the batch size, 256"),
-        ("memory --layers=2 --k=4", "--layers must be at least"),
+        ("throughput --k=4096", "at most the number of cores"),
         ("memory --schedule=interleaved", "number of cells, 8"),
     ],
 )
@@ -179,7 +165,9 @@ def test_table_is_printed_from_the_file_alone(
     for case in module.list_cases(values):
         results.add(case, {**measured, "card": "H200"})
     assert bench.main(words) == 0
-    title, _, *lines = capsys.readouterr().out.splitlines()
+    _, (title, _, *lines) = (
+        part.splitlines() for part in capsys.readouterr().out.split("\n\n", 1)
+    )
     assert title.startswith("H200") and len(lines) == 2 + count
 
 

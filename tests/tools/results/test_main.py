@@ -29,8 +29,6 @@ def tables(tmp_path, capsys):
     ("words", "message"),
     [
         ([], "must be a sub-command: one of image, lm"),
-        (["imag"], "Did you mean 'image'?"),
-        (["lm", "fast"], "only flags. Received: ['fast']"),
         (["lm", "--steps=0"], "positive integer"),
     ],
 )

@@ -42,16 +42,13 @@ def test_controller_is_the_chief_or_the_first_worker(jobs, task, controller):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"TF_CONFIG": "{"}, "must be JSON such as .* Received: TF_CONFIG={,"),
-        ({"TF_CONFIG": "[1]"}, "must be JSON such as"),
+        ({"TF_CONFIG": "{"}, "must be JSON such as .* Received: TF_CONFIG={"),
         ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "must be JSON such as"),
-        (tf_config(index=2), "which task this process is.* worker 0, worker 1"),
-        (tf_config("chief"), "one of worker 0, worker 1"),
         (tf_config(index="x"), "must be JSON such as"),
-        (tf_config(worker=["a:1"], ps=["b:1"]), "Leave out other jobs"),
-        (tf_config(worker=["a:1"], chief=["b:1", "c:1"]), "with one task"),
+        (tf_config(index=2), "which of them this process is"),
+        (tf_config(worker=["a:1"], ps=["b:1"]), "no other jobs"),
+        (tf_config(worker=["a:1"], chief=["b:1", "c:1"]), "at most one chief"),
         (tf_config(worker=["a:1", "b"]), "'b' in TF_CONFIG"),
-        (tf_config(worker=["a:1", "a:1"]), "different addresses"),
         (tf_config(worker=["a:1"], chief=["a:1"]), "different addresses"),
     ],
 )
