@@ -197,18 +197,16 @@ class FolderLock:
             raise ValueError(
                 f"`{argument}` must not be in use by another training. "
                 f"Received: {argument}={str(folder)!r}, in use by "
-                f"{holder or 'another process'}. Wait until that one has "
-                "ended, end it, or give another folder."
+                f"{holder or 'another process'}. Wait until that one has ended."
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 os.close(file)
                 raise
             warnings.warn(
-                f"The file system of `{argument}` has no locks: two trainings "
-                f"at once would overwrite each other. Received: {argument}="
-                f"{str(folder)!r}, and this error: {error.strerror}. See to "
-                "it that there is one, or mount it with locks.",
+                f"The file system of `{argument}` has no locks: see to it that "
+                f"one training alone writes there. Received: {argument}="
+                f"{str(folder)!r}, and this error: {error.strerror}.",
                 stacklevel=2,
             )
         now = time.strftime("%Y-%m-%d %H:%M:%S")

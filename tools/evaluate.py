@@ -16,11 +16,12 @@ from params.pairs import PairSource
 from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
 from tools.flags import define
-from tools.report import Column, Report, Table, columns, define_format
+from tools.report import Report, Table, columns, define_format
 from tools.text import translation_scores as scores
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 from tools.train.trained_run import TrainedRun
+from tools.train.trainer import evaluated
 
 FLAGS = command_line.new_flags()
 trained_run.define_trained(FLAGS)
@@ -31,10 +32,6 @@ define(
     max_pairs=(
         int,
         "Most test pairs of a language to translate. Default: all.",
-    ),
-    by_language=(
-        False,
-        "Score each language with 1,000 training pairs or more, too.",
     ),
 )
 
@@ -63,7 +60,8 @@ def _print(values: flags.FlagValues) -> None:
     if is_translation:
         scores.sacrebleu()  # before there is work to lose
     report = Report("evaluate", values.format)
-    results = evaluate(run)
+    with doing("testing"):
+        results = evaluated(run.model, run.experiment, run.source)
     shown = [column for column in _COLUMNS if column.key in results]
     row = {"experiment": run.experiment.name, "step": run.step, **results}
     shown = [*columns("experiment | step"), *shown]
@@ -71,17 +69,6 @@ def _print(values: flags.FlagValues) -> None:
     if is_translation:
         _add_scores(report, run, values)
     report.print()
-
-
-def evaluate(run: TrainedRun) -> dict[str, float]:
-    """What the experiment's task says of the test examples."""
-    experiment = run.experiment
-    data = run.source.evaluation(
-        experiment.evaluation_batch_size or experiment.batch_size
-    )
-    with doing("testing"):
-        logs = run.model.evaluate(data, verbose=0, return_dict=True)
-    return experiment.task.results(logs, run.source)
 
 
 def _add_scores(
@@ -104,15 +91,6 @@ def _add_scores(
             scores.group_rows(translated, sizes, to_english),
         )
     )
-    if values.by_language:
-        report.add(
-            Table(
-                "languages",
-                "The same by language",
-                [Column("language", "language"), *SCORE_COLUMNS],
-                scores.language_rows(translated, sizes, to_english),
-            )
-        )
 
 
 if __name__ == "__main__":

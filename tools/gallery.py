@@ -7,7 +7,6 @@ same axis, and the model that is cut into cells has the weights that it begins
 with. It runs on any machine; equal versions of matplotlib give equal files.
 """
 
-import importlib.util
 import pathlib
 import sys
 from collections.abc import Callable
@@ -39,16 +38,6 @@ def main(argv: list[str]) -> int:
 
 def _draw(values: flags.FlagValues) -> None:
     folder = pathlib.Path(values.output)
-    if not folder.is_dir():
-        raise ValueError(
-            "--output must be a folder that there is. Received: "
-            f"--output={values.output}."
-        )
-    if not importlib.util.find_spec("matplotlib"):
-        raise ValueError(
-            "tools.gallery draws with matplotlib, which is not installed. "
-            "Install it: pip install '.[tools]'"
-        )
     from PIL import Image  # comes with matplotlib
 
     local.hide_accelerators()

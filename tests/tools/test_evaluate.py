@@ -29,10 +29,8 @@ def test_numbers_are_those_of_the_training_run(tmp_path_factory, capsys):
     folder = runs.saved(runs.IMAGE, tmp_path_factory)
     (row,) = tables(capsys, folder)["test"]
     assert (row["experiment"], row["step"]) == ("image.tiny", 0)
-    expected = evaluate.evaluate(trained_run.load(str(folder)))
     again = Trainer(runs.IMAGE, 3).evaluate()  # from the same seed
     assert row["accuracy"] == pytest.approx(again["accuracy"], rel=1e-4)
-    assert expected == pytest.approx(again)
 
 
 def test_translations_are_scored_by_group(tmp_path_factory, capsys):
@@ -45,4 +43,3 @@ def test_translations_are_scored_by_group(tmp_path_factory, capsys):
     assert row["num_languages"] == len(source.languages)
     assert 0 <= row["bleu"] <= 100 and 0 <= row["chrf"] <= 100
     assert 0 < row["test_pairs"] <= 3 * len(source.languages)
-    assert "languages" not in found

@@ -65,8 +65,6 @@ def test_lines_come_back_in_order_and_empty_ones_stay_empty(
     [
         ([], "one of aa, bb, cc. Received: no flag"),
         (["--language=dd"], "Received: --language=dd"),
-        (["--language=aa", "--beam_size=0"], "beam_size"),
-        (["--language=aa", "--length_penalty=-1"], "length_penalty"),
     ],
 )
 def test_bad_flags_are_refused(folder, words, message, capsys):

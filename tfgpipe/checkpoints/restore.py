@@ -262,15 +262,15 @@ def _indices(
         if group == "skipped":  # one of them may not have seen outliers
             indices[group] = [*range(min(len(rows), len(saved)))]
             continue
+        names, saved_names = _names(rows), _names(saved)
         if group == "model":
-            same = matched(_names(rows), _names(saved))
-        else:
-            same = matched_slots(
-                _names(rows),
-                _names(saved),
-                _names(records["model"]),
-                _names(manifest.variables["model"]),
-                indices["model"],
+            same = matched(names, saved_names)
+        else:  # found by their weights
+            weights = _names(records["model"])
+            theirs = _names(manifest.variables["model"])
+            same = _places(
+                _slots(names, dict(zip(weights, indices["model"]))),
+                _slots(saved_names, {w: i for i, w in enumerate(theirs)}),
             )
         others = [None if i is None else saved[i] for i in same]
         differ = [
@@ -302,23 +302,6 @@ _SEED = "seed_generator_state"
 def matched(names: Sequence[str], saved: Sequence[str]) -> list[int | None]:
     """Returns the index of each of a model's names among saved names."""
     return _places(*_renumbered(_without_model(names), _without_model(saved)))
-
-
-def matched_slots(
-    names: Sequence[str],
-    saved: Sequence[str],
-    weights: Sequence[str],
-    saved_weights: Sequence[str],
-    indices: Sequence[int],
-) -> list[int | None]:
-    """Returns the index of each name in an optimizer among those saved.
-
-    `indices` are what `matched` returned for the names of weights.
-    """
-    return _places(
-        _slots(names, dict(zip(weights, indices))),
-        _slots(saved, {name: i for i, name in enumerate(saved_weights)}),
-    )
 
 
 def _places(

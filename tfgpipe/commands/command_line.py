@@ -6,7 +6,6 @@ Each has a set of flags, so that several of them can be imported.
 import contextlib
 import copy
 import importlib
-import logging
 import pathlib
 import sys
 import threading
@@ -124,7 +123,6 @@ def run_sub_command(
         )
         return 2
     module = importlib.import_module(f"{package or program}.{name}")
-    logging.getLogger("tensorflow").addFilter(_is_worth_showing)
     return run(
         f"{program} {name}" if package else program,
         module.FLAGS,
@@ -132,11 +130,6 @@ def run_sub_command(
         lambda values: body(name, module, values),
         [argv[0], *argv[2:]],
     )
-
-
-def _is_worth_showing(record: logging.LogRecord) -> bool:
-    """Returns False for the warning that many models are traced."""
-    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def require(values: flags.FlagValues, *names: str) -> None:

@@ -24,7 +24,6 @@ from tools.text.translator import Translator
 
 # Scarce, less scarce, less rich, rich: fewer training pairs than these.
 _BOUNDS = (1000, 3000, 10000)
-_LEAST_PAIRS = 1000  # of training, for scores of a language by itself
 _WITHOUT_SPACES = ("ja", "km", "lo", "my", "th", "zh")
 _BATCH_SIZE = 64
 
@@ -147,11 +146,9 @@ def language_rows(
     translated: Sequence[Translated],
     sizes: Mapping[str, int],
     to_english: bool,
-    only: Iterable[str] | None = None,
+    only: Iterable[str],
 ) -> list[dict[str, Any]]:
-    """Scores by language, the one with most training pairs first."""
-    if only is None:
-        only = [name for name, size in sizes.items() if size >= _LEAST_PAIRS]
+    """Scores by language."""
     by_language = defaultdict(list)
     for one in translated:
         by_language[one.language].append(one)

@@ -55,24 +55,14 @@ def check_cores(experiment: Experiment) -> None:
     count = FLAGS.cores_per_device
     if count is None:
         return
-    cure = (
-        f"Received: --cores_per_device={count}. Leave it out: devices share "
-        "all cores then."
-    )
-    if not hasattr(os, "sched_setaffinity"):
-        raise ValueError(f"--cores_per_device needs Linux. {cure}")
     others = FLAGS.workers or FLAGS.tpu or os.environ.get("TF_CONFIG")
-    if others or (not FLAGS.num_virtual_devices and local.has_accelerator()):
-        raise ValueError(
-            "--cores_per_device needs devices that are parts of this "
-            f"computer's CPU: --num_virtual_devices. {cure}"
-        )
+    is_split = FLAGS.num_virtual_devices or not local.has_accelerator()
     needed = count * _num_devices(experiment)
-    if needed > len(_all_cores()):
+    if others or not is_split or needed > len(_all_cores()):
         raise ValueError(
-            f"--cores_per_device needs {needed} cores, {count} for each of "
-            f"{_num_devices(experiment)} devices; there are "
-            f"{len(_all_cores())}. {cure}"
+            "--cores_per_device needs Linux, devices that are parts of this "
+            f"computer's CPU, and {needed} cores. Received: --cores_per_device="
+            f"{count}. Leave it out: devices share all cores then."
         )
     tf.config.threading.set_intra_op_parallelism_threads(count)
 
@@ -171,18 +161,11 @@ def _num_parameters(experiment: Experiment) -> int:
 
 def tpu_cores(experiment: Experiment) -> list[str]:
     """Connects to the TPU; returns its cores."""
-    others = {
-        "--workers": FLAGS.workers,
-        "--num_virtual_devices": FLAGS.num_virtual_devices,
-        "TF_CONFIG": os.environ.get("TF_CONFIG"),
-    }
-    for name, value in others.items():
-        if value:
-            raise ValueError(
-                f"--tpu and {name} must not be given both. Received: "
-                f"--tpu={FLAGS.tpu} and {name}={value}. A TPU's hosts belong "
-                "to it: leave the other out."
-            )
+    if FLAGS.workers or FLAGS.num_virtual_devices or "TF_CONFIG" in os.environ:
+        raise ValueError(
+            "--tpu must be given without --workers, --num_virtual_devices and "
+            "TF_CONFIG. Received: one of these. A TPU's hosts belong to it."
+        )
     return devices.tpu_cores(
         FLAGS.tpu, fewest_devices(experiment), FLAGS.connect_timeout
     )

@@ -13,7 +13,7 @@ from params import Experiment
 from params.source import Source
 from tfgpipe.commands.command_line import doing
 from tfgpipe.devices import local
-from tools.train.trainer import checkpoints_of, make_ready
+from tools.train.trainer import make_ready
 
 _FORWARD: dict[str, Any] = {
     "num_micro_batches": 1,
@@ -85,7 +85,7 @@ def _from_checkpoint(
     """The model as the last checkpoint has it, and where that is."""
     model = tfgpipe.GPipe(experiment.model.layers(), num_partitions, **_FORWARD)
     make_ready(model, experiment, source, num_steps=1)
-    restored = tfgpipe.restore(model, checkpoints_of(folder))
+    restored = tfgpipe.restore(model, folder / "checkpoints")
     if restored is None:
         raise FileNotFoundError(
             "--train_dir must hold final.keras or checkpoints. Received: "

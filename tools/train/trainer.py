@@ -93,7 +93,7 @@ class Trainer:
         if train_dir is not None:
             self._claim_folder(train_dir)
             with doing("reading the last checkpoint"):
-                folder = checkpoints_of(train_dir)
+                folder = train_dir / "checkpoints"
                 restored = tfgpipe.restore(self.model, folder)
             self.first_step = 0 if restored is None else restored.step
 
@@ -197,7 +197,7 @@ class Trainer:
         """What saves, in a `fit` that begins after so many steps."""
         if self._folder is None:
             return []
-        folder = checkpoints_of(self._folder)
+        folder = self._folder / "checkpoints"
         epoch, batch = divmod(start, self._per_epoch)
         resumed = Restored(str(folder), start, epoch, batch)
         return [
@@ -226,13 +226,8 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """What the test examples give, by name; see the experiment's task."""
-        experiment = self.experiment
-        data = self.source.evaluation(
-            experiment.evaluation_batch_size or experiment.batch_size
-        )
         with doing("testing"):
-            logs = self.model.evaluate(data, verbose=0, return_dict=True)
-        return experiment.task.results(logs, self.source)
+            return evaluated(self.model, self.experiment, self.source)
 
     def export(self) -> pathlib.Path | None:
         """Saves the model as final.keras in `train_dir`; returns its path."""
@@ -244,17 +239,15 @@ class Trainer:
         return path
 
 
-def checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
-    """Where a run has its checkpoints."""
-    found = folder / "checkpoints"
-    old = folder / "checkpoint.keras"
-    if old.exists() and not found.exists():
-        raise ValueError(
-            "`train_dir` must hold a run of this version. Received: "
-            f"train_dir={str(folder)!r}, with {old.name} of an earlier one. "
-            "Train again in a new folder."
-        )
-    return found
+def evaluated(
+    model: keras.Model, experiment: Experiment, source: Source
+) -> dict[str, float]:
+    """Returns what the test examples give, by name."""
+    data = source.evaluation(
+        experiment.evaluation_batch_size or experiment.batch_size
+    )
+    logs = model.evaluate(data, verbose=0, return_dict=True)
+    return experiment.task.results(logs, source)
 
 
 def _parts(start: int, end: int, per_epoch: int) -> list[tuple[int, int]]:

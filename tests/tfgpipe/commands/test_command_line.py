@@ -29,13 +29,6 @@ def test_flags_reach_the_work_and_can_be_parsed_again():
         assert run(word, body=lambda values: values.num_partitions) == k
 
 
-def test_help_lists_the_flags(capsys):
-    assert run("--help") == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("What x does.")
-    assert "--num_partitions:" in shown and "--seconds:" in shown
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -65,14 +58,6 @@ def test_errors_of_what_was_given_have_a_code(error, code, said, capsys):
 
     assert run(body=body) == code
     assert capsys.readouterr().err == f"tools.x: {said}\n"
-
-
-def test_mistakes_of_the_program_are_not_hidden():
-    def body(values):
-        raise AttributeError("x")
-
-    with pytest.raises(AttributeError):
-        run(body=body)
 
 
 # ------------------------------------------------------------- sub-commands

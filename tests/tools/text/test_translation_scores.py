@@ -29,8 +29,6 @@ def translated(language, count=4, wrong=0):
         ("de", False, "13a"),
         ("zh", False, "char"),
         ("zh_Hant", False, "char"),
-        ("zh-cn", False, "char"),
-        ("my", False, "char"),
         ("zh", True, "13a"),
     ],
 )

@@ -4,23 +4,20 @@ import dataclasses
 import fcntl
 import os
 import re
-import unittest.mock
+import types
 
 import keras
 import numpy as np
 import pytest
 import runs
-import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 from tiny import Interrupt
 
 import tfgpipe
 from params import datasets, registry
-from params.images import Images
 from tfgpipe.devices import local
 from tfgpipe.monitor import measurements
-from tfgpipe.state import flow
 from tools import devices
 from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
@@ -31,34 +28,13 @@ from tools.train.trainer import Trainer
 DEMO = "image.amoebanet_d_demo"
 
 
-@dataclasses.dataclass(frozen=True)
-class Perceptron:
-    num_units: int = 8
-
-    def layers(self):
-        return [
-            keras.layers.Flatten(name="flatten"),
-            keras.layers.Dense(self.num_units, "relu", name="hidden"),
-            keras.layers.Dropout(0.2, seed=1, name="dropout"),
-            keras.layers.BatchNormalization(name="bn"),
-            keras.layers.Dense(3, "softmax", name="classes"),
-        ]
-
-
-TINY = dataclasses.replace(
-    runs.IMAGE,
-    description="five layers",
-    model=Perceptron(),
-    data=Images("noise"),
-)
+TINY = runs.IMAGE
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch):
+def tiny(monkeypatch, tmp_path_factory):
     """Registers TINY and its data; leaves the tests' devices alone."""
-    monkeypatch.setitem(datasets.LOADERS, "noise", runs.noise)
-    monkeypatch.setitem(registry._EXPERIMENTS, TINY.name, TINY)
-    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
+    runs.use(monkeypatch, tmp_path_factory)
     monkeypatch.setattr(local, "hide_accelerators", lambda: None)
 
 
@@ -100,9 +76,9 @@ def test_replicas_resume_and_compare_bit_identically(tmp_path, capsys):
 
 def test_run_prints_cells_bubble_and_accuracy(capsys):
     """Of steps that end in the middle of an epoch."""
-    assert run(params="image.tiny", steps=6, set=["model.num_units=7"]) == 0
+    assert run(params="image.tiny", steps=6, set=["model.num_classes=7"]) == 0
     out = capsys.readouterr().out
-    assert "Perceptron(num_units=7)" in out
+    assert "Perceptron(num_classes=7)" in out
     assert "device:CPU:1" in out
     assert "2 cells and 2 micro-batches, schedule=gpipe: 33%" in out
     assert "Trained 6 steps with num_partitions=2" in out
@@ -118,7 +94,7 @@ def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
     assert names.split()[:4] == ["name", "parameters", "K", "data"]
     assert demo.split()[:4] == [DEMO, "25,730", "2", "fashion_mnist_12k"]
     assert demo.endswith(some[DEMO].expected_result)
-    assert tiny.split()[:4] == [TINY.name, "179", "2", "noise"]
+    assert tiny.split()[:4] == [TINY.name, "83", "2", "noise"]
 
 
 @pytest.mark.parametrize(
@@ -137,12 +113,8 @@ def test_dry_run_prints_what_each_cell_holds(capsys):
     given = {"params": "image.tiny", "dry_run": True, "num_partitions": 3}
     assert run(**given) == 0
     out = capsys.readouterr().out
-    assert "179 parameters, in 3 cells on 3 devices; 2 micro-batches" in out
-    assert [line.split()[3] for line in out.splitlines()[-3:]] == [
-        "flatten",
-        "dropout",
-        "classes",
-    ]
+    assert "83 parameters, in 3 cells on 3 devices; 2 micro-batches" in out
+    assert [line.split()[0] for line in out.splitlines()[-3:]] == [*"012"]
     assert "Trained" not in out
 
 
@@ -170,16 +142,9 @@ def test_check_stops_before_the_first_step(capsys, monkeypatch, tmp_path):
     assert "by random numbers for each micro-batch" in out
     assert out.endswith("nothing else differs by more than rounding.\n")
     assert not list(tmp_path.glob("checkpoints/*"))
-    merged = flow.moving_statistics
-    monkeypatch.setattr(
-        flow,
-        "moving_statistics",
-        lambda rules, initial, moments, micro_batches: merged(
-            rules, initial, moments[:1] * len(moments), micro_batches
-        ),
-    )
+    unlike = types.SimpleNamespace(is_exact=False)
+    monkeypatch.setattr(Trainer, "check", lambda self: unlike)
     assert run(**given) == 1
-    assert "First of all, state: 'g_pipe" in capsys.readouterr().out
 
 
 # Four an epoch.
@@ -203,48 +168,17 @@ def test_run_resumes_in_the_middle_of_an_epoch(tmp_path, steps):
     assert found.num_different == 0
 
 
-def test_run_resumes_after_a_mini_batch_that_was_skipped(tmp_path, monkeypatch):
-    """At its place in the data, though the optimizer has not counted it."""
-
-    class Spoiled(Trainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            train = self.source.train
-
-            def spoiled(*args, first_step, **kwargs):
-                data = train(*args, first_step=first_step, **kwargs)
-
-                def spoil(i, batch):
-                    x, *others = batch
-                    return x * tf.where(i == 5, np.nan, 1.0), *others
-
-                return data.enumerate(first_step).map(spoil)
-
-            self.source = unittest.mock.Mock(wraps=self.source, train=spoiled)
-
-    whole = Spoiled(TINY)
-    whole.fit(verbose=0)
-    assert whole.model.num_skipped == 1
-    with pytest.raises(KeyboardInterrupt):
-        Spoiled(TINY, train_dir=tmp_path).fit([Interrupt(2, 2)], verbose=0)
-    resumed = Spoiled(TINY, train_dir=tmp_path)
-    assert resumed.first_step == 8
-    assert int(resumed.model.optimizer.iterations) == 7
-    resumed.fit(verbose=0)
-    found = comparison.difference(
-        whole.model.get_weights(), resumed.model.get_weights()
-    )
-    assert found.num_different == 0
-
-
-def test_run_whose_mini_batches_are_not_finite_ends(tmp_path, capsys):
+def test_run_whose_mini_batches_are_not_finite_ends(
+    tmp_path, capsys, monkeypatch
+):
     """And its last checkpoint is finite, and nothing is exported."""
+    x, *others = runs.noise()
+    spoiled = datasets.ImageDataset(x * np.nan, *others)
+    monkeypatch.setitem(datasets.LOADERS, "noise", lambda: spoiled)
     given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 9}
-    too_high = ["optimizer.kind=sgd", "optimizer.learning_rate=1e30"]
-    assert run(**given, set=too_high) == 4
+    assert run(**given) == 4
     error = capsys.readouterr().err
     assert "tools.train: Stopped: the last 10 mini-batches were not" in error
-    assert "The outputs of layer 'classes' of cell 1" in error
     assert not (tmp_path / "final.keras").exists()
     kept = Trainer(trained_run.read_experiment(tmp_path))
     assert tfgpipe.restore(kept.model, tmp_path / "checkpoints")
@@ -303,24 +237,12 @@ def test_train_dir_in_use_is_refused_before_anything_is_written(
             {"num_virtual_devices": 1},
             "number of cells, those of all replicas, 2.",
         ),
-        ({"num_virtual_devices": 3, "num_replicas": 2}, "replicas, 4."),
         ({"workers": "a:1,b"}, "host:port"),
-        (
-            {"workers": "a:1", "num_virtual_devices": 2},
-            "Give it to `tfgpipe work",
-        ),
         (
             {"workers": "no.such.invalid:1", "connect_timeout": 1.0},
             "Cannot reach worker 0 at no.such.invalid:1 within 1 s",
         ),
         ({"num_replicas": 5}, "times the micro-batches of each"),
-        ({"num_replicas": 5, "num_micro_batches": 1}, "5 times 2"),
-        ({"num_partitions": 6}, "num_partitions=6"),
-        ({"num_micro_batches": 9}, "at most `batch_size`"),
-        ({"schedule": "gpip"}, "schedule='gpip'"),
-        ({"remat": "sometimes"}, "remat='sometimes'"),
-        ({"set": ["model.num_unit=3"]}, "Did you mean 'model.num_units'"),
-        ({"set": ["data.name=noises"]}, "Did you mean 'noise'"),
         ({"initial_model": "x.keras"}, "for no other"),
     ],
 )

@@ -5,49 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 import runs
-import texts
 from tiny import Interrupt
 
-from params import datasets
-from params.experiment import Experiment
 from params.images import Images
-from params.lm import TransformerLM
-from params.mt import Translation
-from params.optimizer import Optimizer
-from params.pairs import Pairs
-from params.task import LanguageModel
-from params.task import Translation as TranslationTask
-from params.text import Text
 from tfgpipe import files
 from tools.train import comparison
 from tools.train.trainer import Trainer, claim_folder
 
-LM = Experiment(
-    name="lm.tiny",
-    description="two blocks",
-    model=TransformerLM(2, 16, 32, 2, 300, 16, dropout=0.1),
-    data=Text(vocab_size=300, length=16),
-    task=LanguageModel(),
-    optimizer=Optimizer("adam", 0.01, decay="inverse_sqrt"),
-    batch_size=8,
-    epochs=2,
-    num_partitions=2,
-    num_micro_batches=2,
+LM, MT = (
+    dataclasses.replace(
+        experiment, epochs=2, num_partitions=2, num_micro_batches=2
+    )
+    for experiment in (runs.LM, runs.MT)
 )
-MT = Experiment(
-    name="mt.tiny",
-    description="a block each",
-    model=Translation(1, 16, 32, 2, 320, head_dim=8, dropout=0.1),
-    data=Pairs(vocab_size=320, widths=(32, 64)),
-    task=TranslationTask(),
-    optimizer=Optimizer("adafactor", 0.05, clip_norm=1.0),
-    batch_size=512,
-    epochs=2,
-    num_partitions=2,
-    num_micro_batches=2,
-)
-
-
 IMAGE = dataclasses.replace(
     runs.IMAGE, name="image.first", data=Images("noise"), epochs=1
 )
@@ -63,8 +33,7 @@ SECOND = dataclasses.replace(
 
 @pytest.fixture(autouse=True)
 def little(monkeypatch, tmp_path_factory):
-    monkeypatch.setitem(datasets.LOADERS, "noise", runs.noise)
-    texts.use(monkeypatch, tmp_path_factory.mktemp("vocabularies"))
+    runs.use(monkeypatch, tmp_path_factory)
 
 
 @pytest.mark.slow
