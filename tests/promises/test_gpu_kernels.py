@@ -5,18 +5,14 @@ wants in the host's memory, and how fast it is.
 """
 
 import collections
-import warnings
 
 import compiled_device
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers as kl
 from tensorflow.python.framework import kernels
-from traces import differentiated, traced
 
 import tfgpipe
-from tfgpipe.graphs import parts_of, warn_of_host
 
 KERNELS = collections.defaultdict(list)
 for _kernel in kernels.get_all_registered_kernels().kernel:
@@ -100,20 +96,3 @@ def test_what_has_no_kernel_is_found():
     assert has_kernel(node)
     node.attr["T"].type = tf.string.as_datatype_enum
     assert not has_kernel(node)
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_layers_that_compute_on_the_host_are_named(dtype):
-    causal = kl.Lambda(
-        lambda x: x * tf.cast(tf.cast(x, dtype) + 1, x.dtype), name="causal"
-    )
-    made = differentiated(traced([kl.Dense(3), causal], tf.TensorSpec([2, 4])))
-    parts = parts_of(made, 2, [[]] * len(made.dw))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_host(parts, ["CPU", "CPU"])
-        if dtype == "int64":
-            warn_of_host(parts, ["CPU", "GPU"])
-    if dtype == "int32":
-        with pytest.warns(UserWarning, match="'causal'.*: AddV2"):
-            warn_of_host(parts, ["CPU", "GPU"])

@@ -1687,21 +1687,6 @@ def test_xla_says_what_it_cannot_translate_and_what_it_has_no_kernel_for():
     assert not internals.has_xla_kernel("StringJoin")
 
 
-def test_gpus_leave_int32_to_the_host():
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder("int32", [2, 2])
-        added = (
-            (x + x).op,
-            (tf.cast(x, "int64") + 1).op,
-            tf.cast(x, "float32").op,
-        )
-    assert [internals.runs_on_host(op, "GPU") for op in added] == [
-        True,
-        False,
-        False,
-    ]
-
-
 def test_tensors_follow_from_their_ancestors():
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder("float32", [2], name="x")

@@ -22,7 +22,7 @@ from tfgpipe import internals
 from tfgpipe.cells.head import Head
 from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.failures import note_source, warn
-from tfgpipe.graphs import TracedModel, TraceOptions
+from tfgpipe.graphs import Gradient, TracedModel, TraceOptions
 from tfgpipe.inputs import structure_of
 from tfgpipe.internals import Nest
 from tfgpipe.state import ModelScope, MovingStatistics, choosing_moments
@@ -104,14 +104,16 @@ def trace_model(
     if strangers:
         raise ValueError(
             "A layer must take tensors of its own step. Received: "
-            f"{[t.name for t in strangers]}, of another one, such as one that "
-            "a layer kept in an attribute. Make it anew in each call, or keep "
-            "a `keras.Variable`."
+            f"{[t.name for t in strangers]} of another one. Make them anew in "
+            "each call, or keep a `keras.Variable`."
         )
+    operations = tuple(graph.get_operations())
     return TracedModel(
         graph=graph,
         options=options,
-        operations=tuple(graph.get_operations()),
+        operations=operations,
+        places={op.name: i for i, op in enumerate(operations)},
+        dw=[Gradient()] * len(fields["uses"]),
         effects=tuple(
             op for op in graph.control_outputs if op.type not in internals.READS
         ),
@@ -173,10 +175,8 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
     if model.is_split and scope.overwritten:
         raise ValueError(
             "A seed must be drawn by `seed_generator.next()` alone if there is "
-            "more than one micro-batch: then it is known where each one "
-            "begins. Received: another new value of "
-            f"{[*scope.overwritten.values()]}, as of `next(ordered=False)`, or "
-            "of `keras.random` without a seed. Draw with `seed=` a "
+            "more than one micro-batch. Received: another new value of "
+            f"{[*scope.overwritten.values()]}. Draw with `seed=` a "
             "`keras.random.SeedGenerator` of the layer, or pass "
             "num_micro_batches=1."
         )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -29,8 +30,9 @@ from tfgpipe.graphs import (
     Repeat,
     TracedModel,
     TraceOptions,
-    follows,
+    alive,
     operation_flops,
+    parts_of,
     repeats_of,
 )
 from tfgpipe.internals import Nest
@@ -73,15 +75,7 @@ class Outline(NamedTuple):
 
     def step_of(self, tensor: tf.Tensor) -> int:
         """Returns the index of the step that makes a tensor."""
-        starts = [step.section.start for step in self.steps]
-        return _index_of(starts, self.traced, tensor.op)
-
-
-def _index_of(
-    starts: Sequence[int], traced: TracedModel, op: tf.Operation
-) -> int:
-    """Returns the index of the last start that is not after an operation."""
-    return max(0, bisect.bisect_right(starts, traced.places[op.name]) - 1)
+        return self.traced.cell_of(self.traced.places[tensor.op.name])
 
 
 def nonempty_sections(
@@ -128,23 +122,29 @@ def outline(
         tensor = sized[tensor.op.name].outputs[tensor.value_index]
         return -(-tensor_bytes(tensor) // rows)
 
-    operations = [op for op in traced.operations if op.type != "Placeholder"]
+    last = len(costs) - 1  # of the sections: see `_flops_by_section`
     num_operations = [0] * len(costs)
-    for op in operations:
-        section = traced.section_at(traced.places[op.name])
-        num_operations[min(section, len(costs) - 1)] += 1
+    for i, op in enumerate(traced.operations):
+        section = min(traced.section_at(i), last)
+        num_operations[section] += op.type != "Placeholder"
     firsts = starts_of(sections[: len(costs)], num_operations) or [0]
     ends = [0, *firsts[1:], len(costs)]
-    starts = [sections[i].start for i in firsts]
-    by_step: list[list[tf.Operation]] = [[] for _ in firsts]
-    for op in operations:
-        by_step[_index_of(starts, traced, op)].append(op)
-    read, last_users = _reads(traced, by_step)
-    live_bytes = [0] * len(by_step)
-    for ref, last in last_users.items():
-        tensor = ref.deref()
-        for i in range(_index_of(starts, traced, tensor.op) + 1, last + 1):
-            live_bytes[i] += bytes_of_row(tensor)
+    # Each step is a cell.
+    homes = [bisect.bisect_right(firsts, i) - 1 for i in range(len(sections))]
+    traced = dataclasses.replace(traced, cells=[max(0, k) for k in homes])
+    parts = parts_of(traced, len(firsts), [[] for _ in traced.uses])
+    by_step = [
+        [op for op in part.operations if op.type != "Placeholder"]
+        for part in parts
+    ]
+    _, *crossing, _ = alive(parts)
+    live_bytes = [0, *(sum(map(bytes_of_row, ts)) for ts in crossing)]
+    state = {t.ref(): v for v, t in traced.state}
+    read = [
+        [use.variable for use in part.uses]
+        + [state[t.ref()] for t in part.state]
+        for part in parts
+    ]
 
     def output(index: int) -> keras.KerasTensor | None:
         tensor = traced.outputs[index]
@@ -245,32 +245,10 @@ def _flops_by_section(
     return costs, knows_sizes
 
 
-def _reads(
-    traced: TracedModel, operations: Sequence[Sequence[tf.Operation]]
-) -> tuple[list[dict[int, keras.Variable]], dict[Any, int]]:
-    """Returns the variables of each step; the last user of each tensor."""
-    variables = {u.tensor.ref(): u.variable for u in traced.uses}
-    variables |= {tensor.ref(): v for v, tensor in traced.state}
-    free: set[Hashable] = {t.ref() for _, t in traced.graph.captures}
-    read: list[dict[int, keras.Variable]] = [{} for _ in operations]
-    last: dict[Any, int] = {}
-    for i, ops in enumerate(operations):
-        for tensor in (t for op in ops for t in op.inputs):
-            ref = tensor.ref()
-            if (variable := variables.get(ref)) is not None:
-                read[i][id(variable)] = variable
-            elif not follows(tensor, free):
-                last[ref] = i
-    for tensor in traced.handed_out:
-        if tensor is not None:
-            last[tensor.ref()] = len(operations) - 1
-    return read, last
-
-
 def _steps(
     sections: Sequence[Section],
     firsts: Sequence[int],
-    read: Sequence[Mapping[int, keras.Variable]],
+    read: Sequence[Sequence[keras.Variable]],
 ) -> list[SectionCall]:
     """Makes steps of the sections from each of `firsts` on."""
     are_whole = []
@@ -290,7 +268,7 @@ def _steps(
         SectionCall(
             sections[first],
             whole,
-            [v for key, v in variables.items() if key not in held],
+            [*{id(v): v for v in variables if id(v) not in held}.values()],
         )
         for first, whole, variables in zip(firsts, are_whole, read)
     ]

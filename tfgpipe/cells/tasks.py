@@ -54,6 +54,7 @@ from tfgpipe.graphs import (
     Subfunction,
     Values,
     by_reference,
+    gradient_sums,
     in_turn,
     is_continuous,
     tensors,
@@ -155,19 +156,10 @@ class CellTasks:
         self._results = [p for p in self._results if p[0].ref() not in hidden]
 
     @property
-    def weight_dtypes(self) -> list[tf.DType]:
-        """The dtypes of the weights, or of their casts if only those count."""
-        return [t.dtype for t in self.functions.weights.tensors]
-
-    @property
     def awaits(self) -> list[tf.Tensor]:
         """Tensors of the graph that `forward` waits for."""
         inputs = self.part.forward_inputs
         return [t for t in inputs if t.ref() not in self._metric_state]
-
-    def pack_weights(self, weights: Sequence[tf.Tensor]) -> Packed:
-        """Packs weights, which are cast already, for tasks."""
-        return self.functions.weights.pack(weights)
 
     def forward(self, values: Values, weights: Packed, keeps: bool) -> TaskCall:
         """Returns a task that computes the cell's results, and kept values.
@@ -232,6 +224,7 @@ class CellTasks:
         sums: GradientSums | None,
         m: int,
         with_dx: bool = True,
+        forward: Sequence[tf.Tensor] = (),
     ) -> TaskCall:
         """Returns a task that computes gradients for earlier cells, and sums.
 
@@ -243,9 +236,66 @@ class CellTasks:
             m: The number of the micro-batch.
             with_dx: Whether it computes gradients for earlier cells, which
                 `input_gradient` may have computed.
+            forward: Tensors of the forward pass that its function returns
+                before the results that `finish` takes.
         """
+        cut, shared = self.functions, self.functions.part
+        sparse = [d._replace(dense=None) for d in shared.dw]
+        bundles = [b for b in (cut.kept, cut.crossing) if b in kept]
+        with_sums = sums is not None or cut.options.begins_sums
+        function = cut.function(
+            ("backward", with_dx, len(bundles), with_sums, len(forward)),
+            [*cut.totals, *bundles],
+            [
+                *forward,
+                *(shared.gradient_outputs if with_dx else []),
+                cut.sums,
+                *tensors(sparse),
+            ],
+            cut.sums if with_sums else None,
+            with_effects=bool(forward),
+        )
+        dx = self.part.gradient_outputs if with_dx else []
+
+        # results: dx, the packed dense sums, the slices of the sparse ones.
+        def finish(results: list[Any]) -> tuple[Values, GradientSums]:
+            dense, *slices = results[len(dx) :]
+            gradients = [
+                gradient.of_micro_batch(m, indices)
+                for gradient, indices in zip(
+                    _filled(sparse, slices), self.part.indices
+                )
+            ]
+            if sums is not None:
+                gradients = [a.plus(b) for a, b in zip(sums.sparse, gradients)]
+            return by_reference(dx, results), GradientSums(dense, gradients)
+
         arguments = self.arguments(values, weights, kept)
-        return self._summed(with_dx, arguments, sums, m)
+        if sums is not None:
+            return TaskCall(function, arguments, sums.dense, finish)
+        so_far = self._no_sums(arguments) if with_sums else ()
+        return TaskCall(function, arguments, so_far, finish)
+
+    def _no_sums(self, values: Values) -> Packed:
+        """Returns what a function of the arguments begins to add to."""
+        cut = self.functions
+        taken = [t.ref() for t in cut.part.gradient_inputs]
+        # Not before the gradients are there: they take memory.
+        with tf.control_dependencies([values[r] for r in taken if r in values]):
+            return [
+                # Where rows are not known, TensorFlow may not know the shape.
+                tf.fill(
+                    weight.shape,
+                    tf.constant(
+                        d.dense.dtype.min
+                        if isinstance(d, gradient_sums.Replacement)
+                        else 0,
+                        d.dense.dtype,
+                    ),
+                )
+                for weight, d in zip(values[cut.weights], cut.part.dw)
+                if d.dense is not None
+            ]
 
     def input_gradient(
         self, values: Values, weights: Packed, kept: Values
@@ -280,80 +330,6 @@ class CellTasks:
             if tensor.ref() in values
         }
         return {**arguments, self.functions.weights: weights, **(kept or {})}
-
-    def _summed(
-        self,
-        with_dx: bool,
-        values: Values,
-        sums: GradientSums | None,
-        m: int,
-        forward: Sequence[tf.Tensor] = (),
-    ) -> TaskCall:
-        """Returns a call that adds the gradients of the weights to sums.
-
-        Its function returns `forward`, some tensors of the forward pass, before
-        the results that `finish` takes.
-        """
-        cut = self.functions
-        shared = cut.part
-        sparse = [d._replace(dense=None) for d in shared.dw]
-        # What is not among the values is computed again, within the function.
-        bundles = [b for b in (cut.kept, cut.crossing) if b in values]
-        with_sums = sums is not None or cut.sums.begins
-        function = cut.function(
-            ("backward", with_dx, len(bundles), with_sums, len(forward)),
-            [*cut.totals, *bundles],
-            [
-                *forward,
-                *(shared.gradient_outputs if with_dx else []),
-                cut.sums,
-                *tensors(sparse),
-            ],
-            cut.sums if with_sums else None,
-            with_effects=bool(forward),
-        )
-        dx = self.part.gradient_outputs if with_dx else []
-
-        # results: dx, the packed dense sums, the slices of the sparse ones.
-        def finish(results: list[Any]) -> tuple[Values, GradientSums]:
-            dense, *slices = results[len(dx) :]
-            gradients = [
-                gradient.of_micro_batch(m, indices)
-                for gradient, indices in zip(
-                    _filled(sparse, slices), self.part.indices
-                )
-            ]
-            if sums is not None:
-                gradients = [a.plus(b) for a, b in zip(sums.sparse, gradients)]
-            return by_reference(dx, results), GradientSums(dense, gradients)
-
-        so_far = self._sums_so_far(values, sums)
-        return TaskCall(function, values, so_far, finish)
-
-    def _sums_so_far(self, values: Values, sums: GradientSums | None) -> Packed:
-        """Returns the sums so far, as a function takes them.
-
-        A function that also begins sums takes weights, which exist already,
-        instead of sums that do not; zeros where the dtypes differ.
-        """
-        cut = self.functions
-        if not cut.sums.begins:
-            return () if sums is None else sums.dense
-        if sums is not None:
-            return [*sums.dense, tf.constant(False)]
-        weights = [
-            weight
-            for weight, d in zip(values[cut.weights], cut.part.dw, strict=True)
-            if d.dense is not None
-        ]
-        # Where rows are not known, TensorFlow may not know a sum's shape.
-        stand_ins = [
-            weight
-            if weight.dtype == spec.dtype
-            else tf.zeros(weight.shape, spec.dtype)
-            for weight, spec in zip(weights, cut.sums.specs, strict=True)
-        ]
-        return [*stand_ins, tf.constant(True)]
 
     def unpack_sums(self, sums: GradientSums) -> list[Gradient]:
         """Returns the finished sum of each weight's gradients."""
@@ -425,7 +401,7 @@ class HeadTasks(CellTasks):
         # Each part has its share of the gradients of sums.
         self._dsums = {
             d.ref()
-            for loss, d in zip(traced.losses, part.made.dlosses)
+            for loss, d in zip(traced.losses, traced.dlosses)
             if d is not None and loss.ref() in self._sums
         }
 
@@ -501,12 +477,13 @@ class HeadTasks(CellTasks):
 
         def run(arguments: Values, p: int) -> Values:
             nonlocal total
-            call = self._summed(
-                True,
-                self.arguments(arguments, weights),
+            call = self.backward(
+                arguments,
+                weights,
+                {},
                 total,
                 m * self._num_parts + p,
-                [t for _, t in self._results],
+                forward=[t for _, t in self._results],
             )
             results = call.function(call.values, call.sums)
             dx, total = call.finish(results[len(self._results) :])

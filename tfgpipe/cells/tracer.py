@@ -41,7 +41,6 @@ from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.devices import names
 from tfgpipe.graphs import (
     CellFunctions,
-    Differentiated,
     Indices,
     Part,
     TracedModel,
@@ -51,7 +50,6 @@ from tfgpipe.graphs import (
     part_key,
     parts_of,
     stateful_kinds,
-    warn_of_host,
 )
 from tfgpipe.internals import Nest
 
@@ -92,7 +90,7 @@ def trace_cells(
 
 
 def tasks_of(
-    made: Differentiated,
+    made: TracedModel,
     cells: Sequence[Cell],
     indices: Sequence[Sequence[Indices]],
     ways: Sequence[tuple[float, bool]] | None = None,
@@ -116,10 +114,8 @@ def tasks_of(
         variables = [use.variable for use in part.uses]
         replaced = [*map(gradient_sums.is_replaced, variables)]
         keys.append(part_key(part, [*on, part.indices, replaced, *way]))
-    if made.traced.options.jit_compile:
+    if made.options.jit_compile:
         check_compilable(parts, keys)
-    else:
-        warn_of_host(parts, [on[0] for on in types])
     known: dict[str, CellFunctions] = {}
     return [
         CellTasks(part, functions_of(known, key, part, cell, *way))
@@ -188,13 +184,11 @@ def _check_operations(
             if has_replicas:
                 why, cure = "With replicas", "train with one replica"
             raise ValueError(
-                f"{why} a cell must draw its random numbers from Keras seeds, "
-                "or the recomputation draws others, so that the gradient is "
-                "wrong, and replicas may draw the same. Received: "
-                f"{layer} of cell {cell.number}, which runs "
-                f"{', '.join(random)}. Draw with `keras.random` and a "
-                "`keras.random.SeedGenerator` attribute of the layer, or "
-                f"{cure}."
+                f"{why} a cell must draw its random numbers from Keras seeds: "
+                "else recomputation draws others, and replicas the same. "
+                f"Received: {layer} of cell {cell.number}, which runs "
+                f"{', '.join(random)}. Draw by `keras.random` with a "
+                f"`keras.random.SeedGenerator` of the layer, or {cure}."
             )
         if kinds and (is_split or len(cells) > 1):
             cell.warn_of(
@@ -215,16 +209,12 @@ def _check_captured(traced: TracedModel) -> None:
         if variable is not None:
             users = inner.consumers()
             place = min((traced.places[op.name] for op in users), default=0)
-            section, k = traced.section_of(place), traced.cell_of(place)
-            kinds = sorted({op.type for op in users})
             raise ValueError(
                 "A layer must use a weight of the model by its "
-                f"`keras.Variable`. Received: {section.words} of cell {k} "
-                f"uses the `tf.Variable` of '{variable.path}' "
-                f"by itself, by {', '.join(kinds)}, from which a pipeline gets "
-                "no gradient, and no new value at the end of the mini-batch. "
-                "Keep the variable, as in `self.k = layer.kernel` instead of "
-                "`layer.kernel.value`, read it outside of a `keras."
-                "StatelessScope`, and call its `assign`, or functions of "
-                "`keras.ops`."
+                "`keras.Variable`. Received: "
+                f"{traced.section_of(place).words} uses the `tf.Variable` of "
+                f"'{variable.path}' by itself, which has no gradient here. "
+                "Keep the variable, `layer.kernel` instead of "
+                "`layer.kernel.value`, read it outside of a "
+                "`keras.StatelessScope`, and use `assign` and `keras.ops`."
             )

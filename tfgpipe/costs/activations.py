@@ -129,7 +129,7 @@ def _taken(part: Part) -> tuple[list[Any], tuple[int, int, int, int]]:
     entering = [
         t
         for t in cut.entering(whole, [*dx, *dw], free)
-        if t.op.name in part.traced.places
+        if part.whole.places[t.op.name] < len(part.traced.operations)
     ]
     activations = [*dict.fromkeys(_owner(t).ref() for t in entering)]
     uncounted = {t.ref() for t in free} | {*part.whole.captures}

@@ -39,7 +39,6 @@ from tfgpipe.graphs import (
     operation_flops,
     part_key,
     parts_of,
-    without_gradients,
 )
 from tfgpipe.internals import Nest
 
@@ -119,14 +118,11 @@ class Placed:
             traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
         )
         nothing: list[list[Indices]] = [[] for _ in traced.uses]
-        differentiated = None
         if are_trained:
             has_gradient = [*map(is_continuous, alone.handed_out)]
             with contextlib.suppress(Exception):  # of many kinds
-                differentiated = differentiate(alone, has_gradient, [])
-        if differentiated is None:
-            differentiated = without_gradients(alone)
-        parts = parts_of(differentiated, len(self.layers), nothing)
+                alone = differentiate(alone, has_gradient, [])
+        parts = parts_of(alone, len(self.layers), nothing)
         steps = zip(self.layers, self._weights(parts), parts)
         return [PlacedStep(*step) for step in steps]
 

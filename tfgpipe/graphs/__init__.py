@@ -34,11 +34,9 @@ from tfgpipe.graphs.gradient_sums import (
 from tfgpipe.graphs.parts import Part, alive, parts_of
 from tfgpipe.graphs.same_graph import Repeat, part_key, repeats_of
 from tfgpipe.graphs.traced_model import (
-    Differentiated,
     TracedModel,
     TraceOptions,
     differentiate,
     stateful_kinds,
-    without_gradients,
 )
-from tfgpipe.graphs.xla import NotCompilable, check_compilable, warn_of_host
+from tfgpipe.graphs.xla import NotCompilable, check_compilable

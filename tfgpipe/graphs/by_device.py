@@ -189,47 +189,44 @@ class _Cut:
 
     def _unite(self) -> None:
         """Puts what is connected by more than scalars into one family."""
-        calls = {
-            op.name
-            for op in self._operations
-            if internals.takes_functions(op.type)
-        }
-        small: set[Any] = set()  # handles of scalars
-        large: set[Any] = set()
+        used: set[Any] = set()  # handles, but by calls
+        large: set[Any] = set()  # those of more than scalars
         for op in self._operations:
-            if op.name not in calls:
+            if not internals.takes_functions(op.type):
                 tensors = [*op.inputs, *op.outputs]
                 handles = {t.ref() for t in tensors if t.dtype == tf.resource}
-                (large if any(map(_is_large, tensors)) else small).update(
-                    handles
-                )
-        small -= large
+                used |= handles
+                large |= handles if any(map(_is_large, tensors)) else set()
         for ref in self.values:
-            tensor = ref.deref()
-            if _is_large(tensor) or (
-                tensor.dtype == tf.resource and ref not in small
-            ):
+            is_handle = ref.deref().dtype == tf.resource
+            is_small = ref in used - large
+            if _is_large(ref.deref()) or (is_handle and not is_small):
                 self._families[ref] = {ref}
+        calls = []
         for op in self._operations:
             members = self._members(op)
             made = [t.ref() for t in op.outputs if _is_large(t)]
-            if op.name in calls or members:
+            is_call = internals.takes_functions(op.type)
+            if is_call or members:
                 self._families.update((ref, {ref}) for ref in made)
-            if op.name not in calls and members:
+            if members and is_call:
+                calls.append(op)
+            elif members:
                 self._join([*members, *made])
-        for op in self._operations:
+        for op in calls:
             members = self._members(op)
-            if op.name not in calls or not members:
-                continue
-            made = [t.ref() for t in op.outputs if _is_large(t)]
-            has_small = not small.isdisjoint(t.ref() for t in op.inputs)
             # A call of one function is of one family, whatever its inputs are.
             num_families = 1
             if "PartitionedCall" not in op.type:
                 num_families = len({id(self._families[r]) for r in members})
-            if num_families + has_small > 1:
+            has_scalars = any(
+                t.dtype == tf.resource and t.ref() not in self._families
+                for t in op.inputs
+            )
+            if num_families + has_scalars > 1:
                 self._spanning.add(op.name)
             else:
+                made = [t.ref() for t in op.outputs if _is_large(t)]
                 self._join([*members, *made])
 
     # ------------------------------------------------------------------ units
@@ -251,18 +248,15 @@ class _Cut:
             inputs = self._inputs(op)
             has_handles = any(t.dtype == tf.resource for t in inputs)
             is_alone = internals.is_stateful(op.type) and not has_handles
-            ids = [id(self._families[ref]) for ref in self._members(op)]
+            ids = {id(self._families[ref]) for ref in self._members(op)}
             if not ids and not has_handles and not is_alone:
                 before = {t.op.name for t in inputs} & families.keys()
-                ids = [*{families[name] for name in before}]
-                ids = ids if len(ids) == 1 else []
-            if not ids or op.name in self._spanning:
-                continue
-            families[op.name] = ids[0]
-            if is_alone or not all(
-                t.shape.is_fully_defined() for t in op.outputs
-            ):
-                plain.add(ids[0])
+                ids = {families[name] for name in before}
+            if len(ids) == 1 and op.name not in self._spanning:
+                (families[op.name],) = ids
+                shapes = [t.shape for t in op.outputs]
+                if is_alone or not all(s.is_fully_defined() for s in shapes):
+                    plain |= ids
         for op in self._operations:
             inputs = self._inputs(op)
             handles = [t for t in inputs if t.dtype == tf.resource]
@@ -291,15 +285,13 @@ class _Cut:
 
     def _place(self, inputs: Iterable[tf.Tensor]) -> str:
         """Where the first input is that has a place, and is no scalar."""
-        others = []
         for tensor in inputs:
             unit = self._units.get(tensor.op.name)
             value = self.values.get(tensor.ref())
             device = unit.device if unit else getattr(value, "device", "")
             if device and (_is_large(tensor) or tensor.dtype == tf.resource):
                 return str(device)
-            others += [device] if unit and device != self.home else []
-        return str(next(iter(others), self.home))
+        return self.home
 
     # ----------------------------------------------------------------- stages
     def _stages(self) -> dict[str, int]:

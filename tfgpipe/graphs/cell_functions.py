@@ -57,6 +57,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.devices import tensor_bytes
 from tfgpipe.graphs.cut import (
     CHEAP,
@@ -83,6 +84,7 @@ _RANDOM_FLOPS = 50
 _RISE = 0.1
 _STEPS = 12
 _UNLIMITED = 1 << 60
+_SOURCE, _SINK = range(2)
 
 
 class CellFunctions:
@@ -150,7 +152,6 @@ class CellFunctions:
         self.crossing = Bundle(late, self._together)
         dense = [d for d in part.dw if d.dense is not None]
         self.sums = Bundle([d.dense for d in dense], self._together)
-        self.sums.begins = options.begins_sums
         self.sums.maxima = {
             i for i, d in enumerate(dense) if isinstance(d, Replacement)
         }
@@ -212,10 +213,8 @@ class CellFunctions:
         if function.stages:
             raise ValueError(
                 "What a loss is divided by must not follow from a batch "
-                "normalisation over replicas, where it has to be known before "
-                "all forward tasks are done. Received: a size, a mask or a "
-                "weight that does, or a loss class of your own, after a layer "
-                'with synchronized=True. Pass schedule="gpipe", '
+                "normalisation over replicas, where it is needed before all "
+                'forward tasks are done. Pass schedule="gpipe", '
                 "synchronized=False, or batches of a fixed shape."
             )
         return function
@@ -234,9 +233,8 @@ class CellFunctions:
         if layers:
             raise NotCompilable(
                 f"layers {[*dict.fromkeys(layers)]}",
-                "they keep for their gradients (in a loop: a TensorList; in a "
-                "condition: a tensor of one branch) what XLA cannot hand to "
-                'another function. Pass remat="always" to `GPipe`',
+                "loops or conditions keep for their gradients what XLA cannot "
+                'hand to another function. Pass remat="always" to `GPipe`',
             )
 
 
@@ -285,15 +283,53 @@ def fewer_kept(
         operations with state, which are not run again, make them.
     """
     allowed = share * sum(map(tensor_bytes, needed))
-    network = _Network(needed, free, device_type)
-    kept = network.cut(0.0)
+    wanted = [t for t in needed if t.ref() not in free]
+    operations = internals.ancestors(
+        wanted, lambda t: t.ref() in free or not _can_be_repeated(t.op)
+    )
+    taken = (t for op in operations.values() for t in op.inputs)
+    tensors = {t.name: t for t in [*wanted, *taken] if t.ref() not in free}
+    is_known = all(t.shape.is_fully_defined() for t in needed)
+    start = _START if is_known else _START / LIKELY_ROWS
+    work = [_work(op, start, device_type) for op in operations.values()]
+
+    def cut(price: float) -> list[tf.Tensor]:
+        """The tensors to keep at a price of work."""
+        left: _Left = collections.defaultdict(dict)
+
+        def add(a: Any, b: Any, limit: int) -> None:
+            left[a][b] = limit
+            left[b].setdefault(a, 0)
+
+        # t' of the network is a tensor's name, t its reference.
+        for t in wanted:
+            add(_SOURCE, t.ref(), _UNLIMITED)
+        for name, t in tensors.items():
+            add(t.ref(), name, max(1, tensor_bytes(t)))
+            maker = t.op.name if t.op.name in operations else _SINK
+            add(name, maker, _UNLIMITED)
+        # Equal layers are not equally dear: so some of them can be run again.
+        rise = price * _RISE / (len(work) or 1)
+        for j, op in enumerate(operations.values()):
+            add(op.name, _SINK, round((price + rise * j) * work[j]))
+            for t in op.inputs:
+                if t.name in tensors:
+                    add(op.name, t.ref(), _UNLIMITED)
+        side = _side_of_source(left)
+        return [
+            t
+            for name, t in tensors.items()
+            if t.ref() in side and name not in side
+        ]
+
+    kept = cut(0.0)
     if sum(map(tensor_bytes, kept)) > allowed:
         return kept
     low, high = 0.0, float(2**10)
     # Prices of a byte of work in bytes kept, from 2 ** -10 to 2 ** 10.
     for _ in range(_STEPS):
         price = math.sqrt(max(low, 2**-10) * high)
-        fewer = network.cut(price)
+        fewer = cut(price)
         if sum(map(tensor_bytes, fewer)) > allowed:
             high = price
         else:
@@ -316,7 +352,7 @@ def _can_be_repeated(op: tf.Operation) -> bool:
     )
 
 
-def _work(op: tf.Operation, start: float, flops_a_byte: float) -> float:
+def _work(op: tf.Operation, start: float, device_type: str) -> float:
     """What an operation takes, as the bytes that could be moved meanwhile."""
     if op.type in CHEAP:
         return 0.0
@@ -325,80 +361,10 @@ def _work(op: tf.Operation, start: float, flops_a_byte: float) -> float:
     flops = operation_flops(op)
     if "Random" in op.type:
         flops *= _RANDOM_FLOPS
-    return start + moved + flops / flops_a_byte
-
-
-class _Network:
-    """The network above, whose limits follow from a price."""
-
-    def __init__(
-        self,
-        needed: Sequence[tf.Tensor],
-        free: Collection[Any],
-        device_type: str,
-    ):
-        self._tensors: list[tf.Tensor] = []
-        self._work: list[float] = []
-        #     nodes: 2 i and 2 i + 1 are t and t' of tensor i
-        #            -1 - j is operation j
-        self._edges: list[tuple[Any, Any]] = []
-        places: dict[Any, int] = {}
-        ops: dict[str, int] = {}
-        waiting: list[tf.Tensor] = []
-
-        def place(tensor: tf.Tensor) -> int:
-            if tensor.ref() not in places:
-                places[tensor.ref()] = len(self._tensors)
-                self._tensors.append(tensor)
-                waiting.append(tensor)
-            return places[tensor.ref()]
-
-        self._edges += [
-            ("source", 2 * place(t)) for t in needed if t.ref() not in free
-        ]
-        is_known = all(t.shape.is_fully_defined() for t in needed)
-        start = _START if is_known else _START / LIKELY_ROWS
-        is_cpu = device_type == "CPU"
-        flops_a_byte = _CPU_FLOPS_A_BYTE if is_cpu else _FLOPS_A_BYTE
-        while waiting:
-            tensor = waiting.pop()
-            i, op = places[tensor.ref()], tensor.op
-            if not _can_be_repeated(op):
-                self._edges.append((2 * i + 1, "sink"))
-                continue
-            if op.name not in ops:
-                ops[op.name] = -1 - len(self._work)
-                self._work.append(_work(op, start, flops_a_byte))
-                self._edges += [
-                    (ops[op.name], 2 * place(t))
-                    for t in op.inputs
-                    if t.ref() not in free
-                ]
-            self._edges.append((2 * i + 1, ops[op.name]))
-
-    def cut(self, price: float) -> list[tf.Tensor]:
-        """The tensors to keep at a price of work."""
-        left: _Left = collections.defaultdict(dict)
-
-        def add(a: Any, b: Any, limit: int) -> None:
-            if limit:
-                left[a][b] = left[a].get(b, 0) + limit
-                left[b].setdefault(a, 0)
-
-        for i, tensor in enumerate(self._tensors):
-            add(2 * i, 2 * i + 1, max(1, tensor_bytes(tensor)))
-        # Equal layers are not equally dear: so some of them can be run again.
-        rise = price * _RISE / (len(self._work) or 1)
-        for j, work in enumerate(self._work):
-            add(-1 - j, "sink", round((price + rise * j) * work))
-        for a, b in self._edges:
-            add(a, b, _UNLIMITED)
-        side = _side_of_source(left)
-        return [
-            tensor
-            for i, tensor in enumerate(self._tensors)
-            if 2 * i in side and 2 * i + 1 not in side
-        ]
+    is_cpu = device_type == "CPU"
+    return (
+        start + moved + flops / (_CPU_FLOPS_A_BYTE if is_cpu else _FLOPS_A_BYTE)
+    )
 
 
 # By the ends of an edge, how much may flow there besides.
@@ -406,46 +372,23 @@ _Left: TypeAlias = "collections.defaultdict[Any, dict[Any, int]]"
 
 
 def _side_of_source(left: _Left) -> set[Any]:
-    """The nodes before the minimum cut that is nearest to the source.
-
-    Of a maximum flow, by shortest paths of one length at a time (Dinic).
-    """
+    """The nodes before the minimum cut that is nearest to the source."""
     while True:
-        depth = {"source": 0}
-        waiting: collections.deque[Any] = collections.deque(["source"])
-        while waiting:
-            a = waiting.popleft()
-            new = [b for b, n in left[a].items() if n and b not in depth]
-            depth.update(dict.fromkeys(new, depth[a] + 1))
+        before: dict[Any, Any] = {_SOURCE: None}
+        waiting: list[Any] = [_SOURCE]
+        for a in waiting:  # the shortest ways first
+            new = [b for b, n in left[a].items() if n and b not in before]
+            before.update(dict.fromkeys(new, a))
             waiting += new
-        if "sink" not in depth:
-            return {*depth}
-        _fill(left, depth)
-
-
-def _fill(left: _Left, depth: dict[Any, int]) -> None:
-    """Fills all paths along which the depth grows."""
-    ahead = {
-        a: [b for b in left[a] if depth.get(b, -1) == depth[a] + 1]
-        for a in depth
-    }
-    path = ["source"]
-    while path:
-        a = path[-1]
-        if a == "sink":
-            pairs = [*itertools.pairwise(path)]
-            most = min(left[x][y] for x, y in pairs)
-            for x, y in pairs:
-                left[x][y] -= most
-                left[y][x] += most
-            full = next(i for i, (x, y) in enumerate(pairs) if not left[x][y])
-            del path[full + 1 :]
-            continue
-        while ahead[a] and not left[a][ahead[a][-1]]:
-            ahead[a].pop()
-        if ahead[a]:
-            path.append(ahead[a][-1])
-        else:
-            path.pop()
-            if path:
-                ahead[path[-1]].pop()
+        if _SINK not in before:
+            return {*before}
+        # Fills a way through each node before the sink.
+        for last in [a for a in before if left[a].get(_SINK)]:
+            way = [_SINK, last]
+            while (node := before[way[-1]]) is not None:
+                way.append(node)
+            edges = [(a, b) for b, a in itertools.pairwise(way)]
+            most = min(left[a][b] for a, b in edges)
+            for a, b in edges:
+                left[a][b] -= most
+                left[b][a] += most

@@ -393,8 +393,7 @@ class GraphCutter:
         results_of = [_output_of(name, merged or {}) for name in computed]
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
-            # Packed values, bundle after bundle, then the sums so far, and
-            # whether there are none.
+            # Packed values, bundle after bundle, then the sums so far.
             flat = iter(arguments)
             known: dict[str, tf.Tensor] = {}
             for one in map(as_bundle, inputs):
@@ -417,17 +416,13 @@ class GraphCutter:
                     for t in bundle.tensors
                 ]
                 if fetch is sums:
-                    so_far = self._unpacked(bundle, flat)
-                    is_first = next(flat) if bundle.begins else None
-                    values = bundle.add(so_far, values, is_first)
+                    values = bundle.add(self._unpacked(bundle, flat), values)
                 with tf.device(self._where):
                     results += bundle.pack(values)
             return results
 
         taken = [*inputs, sums] if sums else inputs
         specs = [spec for one in taken for spec in as_bundle(one).specs]
-        if sums and sums.begins:
-            specs.append(tf.TensorSpec([], tf.bool))
         concrete = traced(body, specs, self._options, part)
         # And so the functions that it calls.
         internals.keep(concrete, self._whole.graph)

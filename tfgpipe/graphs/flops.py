@@ -68,21 +68,17 @@ _MATRIX_PRODUCTS = {
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), "adj_x"),
 }
 
-# By type: how many of the filter's dimensions are summed over per output; and
-# how many of them each input is multiplied by.
-_CONVOLUTIONS = {"Conv2D": 3, "Conv3D": 4, "DepthwiseConv2dNative": 2}
-_TRANSPOSED_CONVOLUTIONS = {
+# By type: how many of the filter's dimensions are summed over per output; or
+# how many of them each input of a transposed one is multiplied by.
+_CONVOLUTIONS = {
+    "Conv2D": 3,
+    "Conv3D": 4,
+    "DepthwiseConv2dNative": 2,
     "Conv2DBackpropInput": 3,
     "Conv3DBackpropInput": 4,
     "Conv3DBackpropInputV2": 4,
     "DepthwiseConv2dNativeBackpropInput": 3,
 }
-
-_POOLINGS = frozenset(["AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D"])
-
-_SOFTMAXES = frozenset(["LogSoftmax", "Softmax"])
-
-_LOOPS = frozenset(["StatelessWhile", "While"])
 
 _CALLED = ("f", "then_branch", "else_branch", "branches")
 
@@ -113,7 +109,7 @@ def operation_flops(op: tf.Operation) -> float:
 
 
 def _flops(op: tf.Operation) -> float:
-    if op.type in _LOOPS:
+    if op.type in ("StatelessWhile", "While"):
         return _loop_flops(op)
     attributes = op.node_def.attr
     called = [op.get_attr(name) for name in _CALLED if name in attributes]
@@ -136,19 +132,17 @@ def _float_flops(op: tf.Operation) -> int:
     if op.type == "Einsum":
         return _einsum_flops(op)
     if op.type in _CONVOLUTIONS:
+        # Inputs of transposed ones: shape, filter (..., out, in), images.
         window = _dims(op.inputs[1])[: _CONVOLUTIONS[op.type]]
-        return 2 * num_values(op.outputs[0]) * math.prod(window)
-    if op.type in _TRANSPOSED_CONVOLUTIONS:
-        # inputs: shape of the result, filter (..., out, in), images
-        window = _dims(op.inputs[1])[: _TRANSPOSED_CONVOLUTIONS[op.type]]
-        return 2 * num_values(op.inputs[2]) * math.prod(window)
+        each = op.inputs[2] if "Backprop" in op.type else op.outputs[0]
+        return 2 * num_values(each) * math.prod(window)
     if op.type.startswith("CudnnRNN"):
         # inputs: (time, batch, in), states, all weights in one vector
         steps = math.prod(_dims(op.inputs[0])[:2])
         return 2 * steps * num_values(op.inputs[3])
-    if op.type in _POOLINGS:
+    if op.type in ("AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D"):
         return num_values(op.outputs[0]) * math.prod(op.get_attr("ksize"))
-    if op.type in _SOFTMAXES:
+    if op.type in ("LogSoftmax", "Softmax"):
         return 5 * num_values(op.outputs[0])
     if op.type in _REDUCTIONS:
         return num_values(op.inputs[0])

@@ -60,12 +60,9 @@ class Bundle:
     Attributes:
         slots: The tensors, a list of equal ones each.
         maxima: Of sums, the slots of those that are maxima.
-        begins: Of sums, whether what adds to them also begins them: it takes
-            one more argument, which says whether there are none so far.
     """
 
     maxima: Collection[int] = ()
-    begins = False
 
     def __init__(self, tensors: Sequence[Any], together: bool):
         self.slots = [t if isinstance(t, list) else [t] for t in tensors]
@@ -122,27 +119,14 @@ class Bundle:
         return [values[i] for i in range(len(self.slots))]
 
     def add(
-        self,
-        so_far: Sequence[tf.Tensor],
-        values: Sequence[tf.Tensor],
-        is_first: tf.Tensor | None = None,
+        self, so_far: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Sums that have grown by a value for each slot.
-
-        If `is_first`, the values themselves, whatever the sums so far are: with
-        zeros for those, -0.0 would become 0.0.
-        """
-        grown = [
+        """Sums that have grown by a value for each slot."""
+        return [
             tf.maximum(total, value)
             if i in self.maxima
             else tf.raw_ops.AddV2(x=total, y=value)
             for i, (total, value) in enumerate(zip(so_far, values))
-        ]
-        if is_first is None:
-            return grown
-        return [
-            tf.raw_ops.SelectV2(condition=is_first, t=value, e=total)
-            for value, total in zip(values, grown)
         ]
 
 

@@ -303,27 +303,23 @@ def _whole(
 
     Pieces that are not all there, in order, are each put into a whole.
     """
-    runs: list[list[tuple[Any, Any]]] = []
-    for piece, gradient in uses:
-        last = runs[-1][-1][0] if runs and piece is not None else None
-        if last is not None and piece[:2] == (last.axis, last.stop):
-            runs[-1].append((piece, gradient))
-        else:
-            runs.append([(piece, gradient)])
     gradients: list[Any] = []
-    for run in runs:
-        first, last = run[0][0], run[-1][0]
-        parts = [gradient for _, gradient in run]
-        if first is None:
-            gradients += parts
-        elif first.start == 0 and last.stop == variable.shape[first.axis]:
-            gradients.append(_joined_columns(parts, first.axis, variable))
-        else:
-            gradients += [
-                piece.in_whole(tf.convert_to_tensor(part), variable.shape)
-                for piece, part in run
-            ]
-    return gradients
+    run: list[tuple[Piece, Any]] = []
+    for piece, gradient in uses:
+        if piece is None:
+            gradients.append(gradient)
+            continue
+        run.append((piece, gradient))
+        ends = [0, *(before.stop for before, _ in run)]
+        is_whole = ends[-1] == variable.shape[piece.axis]
+        if is_whole and [one.start for one, _ in run] == ends[:-1]:
+            parts = [part for _, part in run]
+            gradients.append(_joined_columns(parts, piece.axis, variable))
+            run = []
+    return gradients + [
+        piece.in_whole(tf.convert_to_tensor(part), variable.shape)
+        for piece, part in run
+    ]
 
 
 def _joined_columns(

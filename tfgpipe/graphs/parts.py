@@ -25,7 +25,7 @@ from tfgpipe import internals
 from tfgpipe.graphs.cut import WholeGraph, follows
 from tfgpipe.graphs.functions import tensors
 from tfgpipe.graphs.gradient_sums import Gradient, Indices
-from tfgpipe.graphs.traced_model import Differentiated, TracedModel
+from tfgpipe.graphs.traced_model import TracedModel
 
 # Whether it is backward, and of which cell.
 _Pass = tuple[bool, int]
@@ -38,7 +38,7 @@ class Part:
     Tensors are in the order in which the cell's operations come to them.
 
     Attributes:
-        made: The whole graph, differentiated.
+        traced: The whole graph.
         whole: The same, with its backward pass, to be cut.
         index: The number of the cell.
         forward: The names of its operations.
@@ -55,7 +55,7 @@ class Part:
             indices differ between micro-batches.
     """
 
-    made: Differentiated
+    traced: TracedModel
     whole: WholeGraph
     index: int
     forward: set[str]
@@ -67,11 +67,6 @@ class Part:
     gradient_inputs: list[tf.Tensor]
     gradient_outputs: list[tf.Tensor]
     indices: list[list[Indices]]
-
-    @property
-    def traced(self) -> TracedModel:
-        """The whole graph, without its backward pass."""
-        return self.made.traced
 
     @property
     def inputs(self) -> list[tf.Tensor]:
@@ -97,14 +92,15 @@ class Part:
 
 
 def parts_of(
-    made: Differentiated, num_cells: int, indices: Sequence[Sequence[Indices]]
+    traced: TracedModel,
+    num_cells: int,
+    indices: Sequence[Sequence[Indices]],
 ) -> list[Part]:
     """Cuts a model's graph into the parts of its cells.
 
     `indices` is for each of `TracedModel.uses`, see `Part`; empty where
     nothing is known.
     """
-    traced = made.traced
     whole = WholeGraph(traced.graph)
     passes = [(back, k) for back in (False, True) for k in range(num_cells)]
     names: dict[_Pass, set[str]] = {one: set() for one in passes}
@@ -113,14 +109,16 @@ def parts_of(
     reads: list[dict[int, None]] = [{} for _ in range(num_cells)]
     uses = {use.tensor.ref(): i for i, use in enumerate(traced.uses)}
     # What nothing of the graph makes.
-    given = [*traced.x, *traced.labels, *made.dy, *made.dlosses]
+    given = [*traced.x, *traced.labels, *traced.dy, *traced.dlosses]
     given += [tensor for _, tensor in traced.state]
     starts = {t.ref() for t in given if t is not None}
     free = set(whole.captures)
     known = {*starts, *uses, *free}
 
     def pass_of(op: tf.Operation) -> _Pass:
-        return op.name in made.backward, traced.cell_of(made.places[op.name])
+        return op.name in traced.backward, traced.cell_of(
+            traced.places[op.name]
+        )
 
     def take(tensor: tf.Tensor, taker: _Pass) -> None:
         ref = tensor.ref()
@@ -134,7 +132,7 @@ def parts_of(
             if maker not in (taker, (False, taker[1])):
                 takes[taker][ref] = gives[maker][ref] = tensor
 
-    gradients = [tensors(d) for d in made.dw]
+    gradients = [tensors(d) for d in traced.dw]
     wanted = [*traced.results, *(t for flat in gradients for t in flat)]
     needed = internals.ancestors(wanted, effects=traced.effects)
     outside = {ref.deref().op.name for ref in (*starts, *uses)}
@@ -158,11 +156,11 @@ def parts_of(
                 take(tensor, (True, owner))
     parts = []
     for k, read in enumerate(reads):
-        dw = [made.dw[i] if owners[i] == k else Gradient() for i in read]
+        dw = [traced.dw[i] if owners[i] == k else Gradient() for i in read]
         taken = takes[False, k]
         parts.append(
             Part(
-                made,
+                traced,
                 whole,
                 k,
                 names[False, k],

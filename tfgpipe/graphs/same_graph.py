@@ -272,76 +272,36 @@ def operation_text(whole: WholeGraph, name: str) -> bytes:
     if name not in whole.texts:
         node = tf.compat.v1.NodeDef()
         node.CopyFrom(whole.nodes[name])
+        node.name = ""
         del node.input[:]
-        node.attr.pop("_class", None)  # colocation
-        _without_names(node, {}, whole)
+        node.ClearField("experimental_debug_info")
+        for word in ("_class", *_WORDS):  # the first is colocation
+            node.attr.pop(word, None)
+        for value in node.attr.values():
+            for called in (value.func, *value.list.func):
+                if called.name:
+                    op = whole.operation(name)
+                    called.name = _function_text(whole, op, called.name)
         whole.texts[name] = node.SerializeToString(deterministic=True)
     return whole.texts[name]
 
 
-def _function_text(whole: WholeGraph, name: str) -> str:
-    """Returns the text of a function that a graph calls by this name."""
+def _function_text(whole: WholeGraph, op: tf.Operation, name: str) -> str:
+    """Returns the text of a function that an operation calls by this name."""
     known = whole.function_texts
     if name not in known:
         known[name] = name  # also inside of itself
         if name in whole.functions:
-            function = type(whole.functions[name])()
-            function.CopyFrom(whole.functions[name])
-            known[name] = _written(function, whole)
+            said = {
+                word: value.SerializeToString(deterministic=True)
+                for word, value in whole.functions[name].attr.items()
+                if word not in _WORDS
+            }
+            graph = internals.function_graph(op, name)
+            inner = WholeGraph(graph, takes_reads=False)
+            inner.function_texts = known
+            given = {t.ref(): f"in{i}" for i, t in enumerate(graph.inputs)}
+            writer = Writer(inner, inner.operations, given)
+            outputs = [writer.tensor(t) for t in graph.outputs]
+            known[name] = writer.digest(outputs, sorted(said.items()))
     return known[name]
-
-
-def _written(function: Any, whole: WholeGraph) -> str:
-    signature = function.signature
-    taken, returned = signature.input_arg, signature.output_arg
-    number = {a.name: f"a{i}" for i, a in enumerate(taken)}
-    number.update((n.name, f"{i}") for i, n in enumerate(function.node_def))
-    for node in function.node_def:
-        _without_names(node, number, whole)
-    for said in (function, *function.arg_attr.values()):
-        for word in _WORDS:
-            said.attr.pop(word, None)
-    results = dict(function.ret), dict(function.control_ret)
-    function.ret.clear()
-    function.control_ret.clear()
-    for i, argument in enumerate(returned):
-        function.ret[f"{i}"] = _numbered(results[0][argument.name], number)
-    for i, name in enumerate(signature.control_output):
-        function.control_ret[f"{i}"] = number[results[1][name]]
-    for argument in (*taken, *returned):
-        argument.name = ""
-    del signature.control_output[:]
-    signature.name = ""
-    text = function.SerializeToString(deterministic=True)
-    return hashlib.sha256(text).hexdigest()
-
-
-def _without_names(
-    node: tf.compat.v1.NodeDef, number: dict[str, str], whole: WholeGraph
-) -> None:
-    """Has a node's definition say numbers of nodes in the place of names."""
-    node.name = ""
-    node.ClearField("experimental_debug_info")
-    node.input[:] = [_numbered(name, number) for name in node.input]
-    for ignored in _WORDS:
-        node.attr.pop(ignored, None)
-    if "_class" in node.attr:
-        near = node.attr["_class"].list.s
-        near[:] = [_place(one.decode(), number).encode() for one in near]
-    for value in node.attr.values():
-        for called in (value.func, *value.list.func):
-            if called.name:
-                called.name = _function_text(whole, called.name)
-
-
-def _numbered(text: str, number: dict[str, str]) -> str:
-    """An input of a node: `name`, `name:output:0` or `^name`."""
-    control = "^" * text.startswith("^")
-    name, *output = text.lstrip("^").split(":")
-    return control + ":".join([number[name], *output])
-
-
-def _place(text: str, number: dict[str, str]) -> str:
-    """Returns what a node is to be near: `loc:@name`."""
-    start, _, name = text.partition("@")
-    return f"{start}@{number.get(name, name)}"

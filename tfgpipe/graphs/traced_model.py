@@ -1,8 +1,8 @@
 """One run of a model in one TensorFlow graph, and its backward pass.
 
 Python runs model, loss and metrics once, as Keras does: `TracedModel`. A tape
-adds the backward pass to the same graph: `Differentiated`. What follows only
-takes that graph apart, see `parts.py`.
+adds the backward pass to the same graph. What follows only takes that graph
+apart, see `parts.py`.
 
 The tape tells which operation it differentiates. So each new operation belongs
 to the place of one of the forward pass:
@@ -24,7 +24,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -85,7 +85,7 @@ class TraceOptions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedModel:
-    """The graph of one run of a model, its loss and metrics.
+    """The graph of one run of a model, its loss and metrics, differentiated.
 
     Attributes:
         graph: The graph.
@@ -114,6 +114,13 @@ class TracedModel:
         rules: For each, its calls' rules.
         draws: By the id of a seed, how often it is drawn; None for one that
             got another value than the next one.
+        places: For each operation by its name, the place in the forward pass to
+            which it belongs.
+        dw: The gradients of `uses`.
+        dy: Gradients of `handed_out`, which come from outside; None where there
+            is none.
+        dlosses: Those of the losses, scalars.
+        backward: The names of the backward pass's operations.
     """
 
     graph: tf.Graph
@@ -139,6 +146,11 @@ class TracedModel:
     moments: Sequence[Sequence[Any]]
     rules: Sequence[Sequence[Any]]
     draws: Mapping[int, int | None]
+    places: Mapping[str, int]
+    dw: Sequence[Gradient]
+    dy: Sequence[tf.Tensor | None] = ()
+    dlosses: Sequence[tf.Tensor | None] = ()
+    backward: Collection[str] = ()
 
     @property
     def trained_uses(self) -> list[Any]:
@@ -148,11 +160,6 @@ class TracedModel:
     @functools.cached_property
     def _starts(self) -> list[int]:
         return [section.start for section in self.sections]
-
-    @functools.cached_property
-    def places(self) -> Mapping[str, int]:
-        """The places of the operations, by their names."""
-        return {op.name: i for i, op in enumerate(self.operations)}
 
     def cells_by(self, home: Callable[[Any, int], int | None]) -> list[int]:
         """The cell of each section, if calls have other homes than here."""
@@ -216,40 +223,25 @@ class TracedModel:
         assigned = {id(variable) for variable, _ in self.new_state}
         given = [*self.x, *self.labels]
         given += [t for v, t in self.state if id(v) in assigned]
-        values = {t.op.name: True for t in given if t is not None}
-        sizes = dict.fromkeys(values, False)
-
-        def look(op: tf.Operation) -> None:
+        starts = {t.op.name for t in given if t is not None}
+        values: dict[str, bool] = {}
+        sizes: dict[str, bool] = {}
+        for op in self.graph.get_operations():
             before = [t.op.name for t in op.inputs]
-            by_value = any(values[name] for name in before)
-            by_size = any(sizes[name] for name in before)
-            values.setdefault(
-                op.name,
-                by_size
-                if op.type in SIZES
-                else by_value or by_size or internals.is_stateful(op.type),
-            )
+            by_size = any(sizes.get(name) for name in before)
+            by_value = any(values.get(name) for name in before)
+            by_value |= by_size or internals.is_stateful(op.type)
+            values[op.name] = by_size if op.type in SIZES else by_value
             is_known = all(
                 t.shape.rank is not None and None not in t.shape[1:]
                 for t in op.outputs
             )
-            sizes.setdefault(
-                op.name,
-                not is_known and (by_size or _is_sized_by_values(op, values)),
+            sizes[op.name] = not is_known and (
+                by_size or _is_sized_by_values(op, values)
             )
-
-        def varies(tensor: tf.Tensor) -> bool:
-            waiting = [tensor.op]
-            while waiting:
-                op = waiting[-1]
-                before = [t.op for t in op.inputs if t.op.name not in values]
-                if before and op.name not in values:
-                    waiting += before
-                else:
-                    look(waiting.pop())
-            return values[tensor.op.name]
-
-        return varies
+            if op.name in starts:
+                values[op.name], sizes[op.name] = True, False
+        return lambda tensor: values[tensor.op.name]
 
     def all_lookups(self) -> list[tuple[tuple[int, int], Any, tf.Operation]]:
         """Where rows of weights are looked up.
@@ -303,7 +295,7 @@ def _is_sized_by_values(op: tf.Operation, varies: Mapping[str, bool]) -> bool:
     Those are given as a few whole numbers, such as the end of a slice; `varies`
     says of operations, by their names, whether what they make does.
     """
-    varying = [t for t in op.inputs if varies[t.op.name]]
+    varying = [t for t in op.inputs if varies.get(t.op.name)]
     if op.type in _SIZED_BY_VALUES:
         return bool(varying)
     return op.type not in ("Gather", "GatherV2", "ResourceGather") and any(
@@ -311,46 +303,11 @@ def _is_sized_by_values(op: tf.Operation, varies: Mapping[str, bool]) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Differentiated:
-    """A model's graph with the operations that differentiate it.
-
-    Attributes:
-        traced: The forward pass.
-        dy: Gradients of `TracedModel.handed_out`, which come from outside; None
-            where there is none.
-        dlosses: Those of the losses, scalars.
-        dw: Those of `TracedModel.uses`.
-        places: For each operation by its name, the place in the forward pass to
-            which it belongs.
-        backward: The names of the backward pass's operations.
-    """
-
-    traced: TracedModel
-    dy: Sequence[tf.Tensor | None]
-    dlosses: Sequence[tf.Tensor | None]
-    dw: Sequence[Gradient]
-    places: Mapping[str, int]
-    backward: set[str]
-
-
-def without_gradients(traced: TracedModel) -> Differentiated:
-    """A model that is not differentiated."""
-    return Differentiated(
-        traced,
-        [None] * len(traced.handed_out),
-        [None] * len(traced.losses),
-        [Gradient()] * len(traced.uses),
-        dict(traced.places),
-        set(),
-    )
-
-
 def differentiate(
     traced: TracedModel,
     has_gradient: Sequence[bool],
     has_losses: Sequence[bool],
-) -> Differentiated:
+) -> TracedModel:
     """Adds the backward pass to a graph, which must have none yet.
 
     It is told of all that is handed out, and of each loss, whether it will have
@@ -387,14 +344,19 @@ def differentiate(
     late = graph.get_operations()[len(traced.operations) :]
     if any(op.type == "EagerPyFunc" for op in late):
         raise ValueError(
-            "Layers must not need the gradient of `tf.py_function`: it is "
-            "that of its last call, which another micro-batch may have "
-            "made. Received: a layer with such a call, see the warning "
-            "above. Use TensorFlow's operations, or `tf.numpy_function` "
-            "in a `tf.custom_gradient`."
+            "Layers must not need the gradient of `tf.py_function`, which is "
+            "its last call's: another micro-batch may have made that. Use "
+            "TensorFlow, or `tf.numpy_function` in a `tf.custom_gradient`."
         )
     places, backward = _placed(traced, notes)
-    return Differentiated(traced, dy, dlosses, dw, places, backward)
+    return dataclasses.replace(
+        traced,
+        places=places,
+        dw=dw,
+        dy=dy,
+        dlosses=dlosses,
+        backward=backward,
+    )
 
 
 def _placeholders(

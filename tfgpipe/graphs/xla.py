@@ -1,7 +1,5 @@
 """Says what of a model's graph XLA cannot compile, before anything runs.
 
-And which operations leave a GPU waiting for the host, if XLA compiles none.
-
 XLA compiles a function when it is first called. In the middle of a step that is
 too late: some devices have worked already. TensorFlow's registry of kernels
 tells which operations XLA does not know: strings, lookups, Python functions.
@@ -15,7 +13,6 @@ that uses tables or other resources is not translated.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Hashable, Sequence
 
 import tensorflow as tf
@@ -79,35 +76,6 @@ def check_compilable(parts: Sequence[Part], keys: Sequence[Hashable]) -> None:
         raise NotCompilable(_layer(parts[0], name), text.rstrip("'. "))
 
 
-def warn_of_host(parts: Sequence[Part], device_types: Sequence[str]) -> None:
-    """Warns of operations on large tensors that a device leaves to its host.
-
-    `device_types` are the parts', such as "GPU". Without XLA, TensorFlow runs
-    most operations on int32 on the host, and copies what they take and make.
-    """
-    layers: dict[str, set[str]] = {}
-    for part, device_type in zip(parts, device_types):
-        for op in part.operations:
-            if (
-                device_type != "CPU"
-                and any((t.shape.rank or 0) > 1 for t in op.outputs)
-                and internals.runs_on_host(op, device_type)
-            ):
-                layers.setdefault(_layer(part, op.name), set()).add(op.type)
-    if layers:
-        words = "; ".join(
-            f"{layer}: {', '.join(sorted(kinds))}"
-            for layer, kinds in layers.items()
-        )
-        warnings.warn(
-            "Some layers compute with int32 on the host, for which their "
-            f"accelerator waits in each micro-batch. {words}. TensorFlow has "
-            "no such kernels for accelerators. Let XLA compile the cells, "
-            "`compile(jit_compile=True)`, or use int64 or floats.",
-            stacklevel=2,
-        )
-
-
 def _refusal(parts: Sequence[Part]) -> str | None:
     """Returns XLA's words if it cannot translate some parts of a graph."""
     whole = parts[0].whole
@@ -152,7 +120,7 @@ def _refusal(parts: Sequence[Part]) -> str | None:
 
 def _layer(part: Part, name: str) -> str:
     """Names the layer that runs an operation, or whose gradient does."""
-    place = part.made.places.get(name)
+    place = part.traced.places.get(name)
     if place is None:
         return "the model"
     return str(part.traced.section_of(place).words)

@@ -675,30 +675,6 @@ def has_xla_kernel(operation_type: str) -> bool:
     return any(one.device_type.startswith("XLA") for one in kernels)
 
 
-def runs_on_host(op: tf.Operation, device_type: str) -> bool:
-    """Returns whether a device leaves an operation's results to the host.
-
-    TensorFlow registers kernels for whole numbers on a GPU which are a CPU's,
-    and take and return the host's memory.
-    """
-    types = {name: value.type for name, value in op.node_def.attr.items()}
-    results = {arg.name for arg in op.op_def.output_arg}
-    return any(
-        results <= {*kernel.host_memory_arg}
-        and all(
-            types.get(limit.name) in limit.allowed_values.list.type
-            for limit in kernel.constraint
-        )
-        for kernel in _kernels_of(op.type, device_type)
-    )
-
-
-@functools.cache
-def _kernels_of(operation_type: str, device_type: str) -> list[Any]:
-    kernels = _kernels.get_registered_kernels_for_op(operation_type).kernel
-    return [one for one in kernels if one.device_type == device_type]
-
-
 @functools.cache
 def _start_xla() -> None:
     """Compiles a function, before which XLA registers no kernels."""

@@ -5,6 +5,5 @@ from tfgpipe.loss.objective import (
     SummedLoss,
     WholeMiniBatchLoss,
     add_direct,
-    penalties,
 )
-from tfgpipe.loss.row_wise import has_own_scale, loss_adds_up, metrics_add_up
+from tfgpipe.loss.row_wise import has_own_scale, loss_obstacle, metrics_add_up

@@ -22,19 +22,17 @@ and the gradients of the loss with respect to them are split again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import keras
 import tensorflow as tf
-from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.devices import names
 from tfgpipe.graphs import as_tensor, gradient_sums, is_continuous
 from tfgpipe.inputs import MicroBatches, as_specs
-from tfgpipe.internals import Nest
-from tfgpipe.loss.row_wise import refusals
+from tfgpipe.loss.row_wise import loss_obstacle
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 
@@ -93,31 +91,19 @@ class Objective:
         """Refuses a head in parts that has no loss."""
         count = batch.cells[-1].head_parts
         if count > 1 and not batch.has_parts:
-            raise ValueError(
-                "`head_parts` must be 1 where the loss needs the outputs of "
-                f"the whole mini-batch. Received: head_parts={count} and a "
-                "loss that does not add up over rows: "
-                + self._words_of_loss(
-                    "a function of your own, a loss over the batch, or a "
-                    "`compute_loss` of the model"
-                )
-                + "; or leave `head_parts` out."
-            )
+            self._refuse(f"`head_parts` must be 1, not {count},")
 
-    def _words_of_loss(self, otherwise: str) -> str:
-        """Describes a loss of whole mini-batches, and a cure."""
+    def _refuse(self, expected: str) -> NoReturn:
+        """Refuses what a loss of whole mini-batches does not allow."""
         y, sample_weight = map(as_specs, self.data[1:])
         y_pred = self.model.built_for("a step").output_spec
-        reasons = refusals(self.model, y, y_pred, sample_weight)
-        if reasons:
-            return (
-                f"{' and '.join(reasons)}, so that `is_row_wise = True` cannot "
-                "be. Change that, or pass a loss class of Keras"
-            )
-        return (
-            f"{otherwise}. Pass a loss class of Keras; or say "
-            "`is_row_wise = True` in a class of your own whose `call` returns "
-            "a value for each row"
+        why = loss_obstacle(self.model, y, y_pred, sample_weight)
+        raise ValueError(
+            f"{expected} where the loss needs the outputs of the whole "
+            "mini-batch. Received: a loss that does not add up over rows: "
+            f"{why or 'the model or the optimizer changes it'}. Pass a loss "
+            "class of Keras, or say `is_row_wise = True` in one whose `call` "
+            "returns a value for each row."
         )
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
@@ -139,73 +125,65 @@ class Objective:
             one = tf.ones([], tf.float32 if real.size < 4 else real)
             scale = self._scaled(one)
             if scale is not one:
-                if gradient.dtype.is_complex:
-                    scale = tf.cast(scale, gradient.dtype)
-                return _changed(
+                return tf.nest.map_structure(
+                    lambda t: _divided(t, scale) if is_continuous(t) else t,
                     gradient,
-                    lambda values: tf.cast(values, scale.dtype) / scale,
+                    expand_composites=True,
                 )
             if names.same_device(gradient.device, device):
                 return gradient
             return tf.identity(gradient)
 
 
-class Penalty(NamedTuple):
+def _divided(tensor: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """A quotient in the dtype of the tensor."""
+    if tensor.dtype.is_complex:
+        return tensor / tf.cast(scale, tensor.dtype)
+    return tf.cast(tf.cast(tensor, scale.dtype) / scale, tensor.dtype)
+
+
+class _Penalty(NamedTuple):
     """A weight regulariser's part of the loss.
 
     Attributes:
-        device: The weight's.
-        value: A scalar.
-        gradients: The weights that it reads, this one or others, and its
-            gradients with respect to them, or None.
+        value: A scalar, on the weight's device.
+        tape: What recorded it.
+        read: The trained weights that it reads, this one or others.
     """
 
-    device: str
     value: tf.Tensor
-    gradients: list[tuple[keras.Variable, GradientTensor | None]]
+    tape: tf.GradientTape
+    read: list[keras.Variable]
 
-    def times(self, factor: tf.Tensor | None) -> GradientPairs:
+    def gradients(self, factor: tf.Tensor | None) -> GradientPairs:
         """Returns the weights and their gradients, by the chain rule.
 
         `factor` is the gradient of the loss with respect to the value, or None.
         """
         if factor is None:
             return []
-        with tf.device(self.device):
-            return [
-                (v, _changed(d, lambda t: tf.cast(factor, t.dtype) * t))
-                for v, d in self.gradients
-                if d is not None
-            ]
+        with tf.device(self.value.device):
+            factor = tf.cast(factor, self.value.dtype)
+            sources = [v.value for v in self.read]
+            gradients = self.tape.gradient(self.value, sources, factor)
+        return [(v, d) for v, d in zip(self.read, gradients) if d is not None]
 
 
-def _changed(
-    gradient: GradientTensor, change: Callable[[tf.Tensor], tf.Tensor]
-) -> GradientTensor:
-    """Returns a gradient of the same dtype whose values are changed."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.cast(change(gradient), gradient.dtype)
-    values = tf.cast(change(gradient.values), gradient.dtype)
-    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-
-
-def penalties(model: keras.Model) -> list[Penalty]:
+def _penalties(model: keras.Model) -> list[_Penalty]:
     """Returns the penalty of each regularised weight of a model."""
     trained = {id(v.value): v for v in model.trainable_variables}
-    each: list[Penalty] = []
+    each: list[_Penalty] = []
     for variable in model.trainable_weights:
         if variable.regularizer is None:
             continue
-        device = variable.value.device
-        with tf.device(device):
-            with tf.GradientTape() as tape:
-                value = tf.convert_to_tensor(variable.regularizer(variable))
-                if value.shape.rank != 0:  # as Keras does
-                    value = tf.reduce_sum(value)
-            watched = [id(v) for v in tape.watched_variables()]
-            read = [trained[key] for key in watched if key in trained]
-            gradients = tape.gradient(value, [v.value for v in read])
-        each.append(Penalty(device, value, [*zip(read, gradients)]))
+        with tf.device(variable.value.device), tf.GradientTape() as tape:
+            value = tf.convert_to_tensor(variable.regularizer(variable))
+            if value.shape.rank != 0:  # as Keras does
+                value = tf.reduce_sum(value)
+            value = tf.identity(value)
+        watched = [id(v) for v in tape.watched_variables()]
+        read = [trained[key] for key in watched if key in trained]
+        each.append(_Penalty(value, tape, read))
     return each
 
 
@@ -256,7 +234,7 @@ class SummedLoss(Objective):
     def total(self, run: Pipeline) -> tf.Tensor:
         """See `Objective`; updates Keras's metrics of each output's loss."""
         with tf.device(run.batch.device):
-            of_weights = penalties(self.model)
+            of_weights = _penalties(self.model)
             batch, traced = run.batch, run.batch.traced
             of_head = traced.losses[: traced.num_head_losses]
             sums = _add_up(batch.values_of(of_head), batch.micro_batches)
@@ -264,7 +242,15 @@ class SummedLoss(Objective):
             values = [
                 tf.math.divide_no_nan(s, c) for s, (_, c) in zip(sums, counts)
             ]
-            self._track(values, batch.micro_batches.num_rows)
+            # Keras's metrics of each output's loss.
+            compiled, rows = (
+                internals.compiled_loss(self.model),
+                batch.micro_batches.num_rows,
+            )
+            trackers = [] if compiled is None else compiled.metrics
+            for tracker, value in zip(trackers, values):
+                weight = rows if isinstance(rows, int) else None
+                tracker.update_state(value, sample_weight=weight)
             others = batch.extra_losses()
             others += [penalty.value for penalty in of_weights]
             weighted = [w * v for (w, _), v in zip(counts, values)]
@@ -278,9 +264,8 @@ class SummedLoss(Objective):
             total = keras.ops.sum(losses) if len(losses) > 1 else losses[0]
             scale = self._scaled(tf.ones([], total.dtype))
         if self.training:
-            self.direct_gradients = [
-                pair for penalty in of_weights for pair in penalty.times(scale)
-            ]
+            for penalty in of_weights:
+                self.direct_gradients += penalty.gradients(scale)
         return total
 
     def _counts(self, run: Pipeline) -> list[tuple[Any, tf.Tensor]]:
@@ -300,16 +285,6 @@ class SummedLoss(Objective):
                 for entry, count in zip(entries, counts)
             ]
         return self._counted
-
-    def _track(
-        self, values: list[tf.Tensor], num_rows: int | tf.Tensor
-    ) -> None:
-        """Updates the metrics in which Keras shows each output's loss."""
-        compiled = internals.compiled_loss(self.model)
-        weight = num_rows if isinstance(num_rows, int) else None
-        trackers = [] if compiled is None else compiled.metrics
-        for tracker, value in zip(trackers, values):
-            tracker.update_state(value, sample_weight=weight)
 
 
 def _add_up(
@@ -332,15 +307,11 @@ class _Loss(NamedTuple):
         total: The loss, a scalar.
         outputs: Gradients with respect to outputs and their attributes.
         extra: Gradients with respect to the losses of layers.
-        penalties: Gradients with respect to the values of weight regularisers.
-        weights: Gradients with respect to weights that the loss itself reads.
     """
 
     total: tf.Tensor
     outputs: Sequence[tf.Tensor | None] = ()
     extra: Sequence[tf.Tensor | None] = ()
-    penalties: Sequence[tf.Tensor | None] = ()
-    weights: Sequence[GradientTensor | None] = ()
 
 
 class WholeMiniBatchLoss(Objective):
@@ -351,31 +322,18 @@ class WholeMiniBatchLoss(Objective):
     def check(self, program: Program) -> None:
         """Refuses a backward pass that begins before all outputs are known."""
         if not program.is_forward_first:
-            raise ValueError(
-                "`schedule` must run all forward tasks first for a loss of "
-                "whole mini-batches, which cannot be added up. Received: a "
-                "schedule whose backward pass starts earlier, and "
-                + self._words_of_loss("such a loss")
-                + '; or pass schedule="gpipe".'
-            )
+            self._refuse('`schedule` must be "gpipe"')
 
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """See `Objective`; traces the loss once, only for this."""
         self._check_parts(batch)
         losses: list[_Loss] = []
 
-        def trace(data: Nest, handed_out: Any, extra: Any) -> None:
-            nest = batch.nest
-            values = [penalty.value for penalty in penalties(self.model)]
-            loss = self._differentiated(data, handed_out, nest, extra, values)
-            losses.append(loss)
+        def trace(handed_out: Any, extra: Any) -> None:
+            losses.append(self._differentiated(batch, handed_out, extra)[0])
 
-        specs = tree.map_structure(
-            lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
-            self.data,
-        )
         tf.function(trace, autograph=False).get_concrete_function(
-            specs, batch.specs(), batch.extra_specs()
+            batch.specs(), batch.extra_specs()
         )
         return (
             [d is not None for d in losses[0].outputs],
@@ -386,19 +344,10 @@ class WholeMiniBatchLoss(Objective):
         """See `Objective`; computes the loss."""
         batch, micro_batches = run.batch, run.batch.micro_batches
         with tf.device(batch.device):
-            of_weights = penalties(self.model)
-            loss = self._differentiated(
-                self.data,
-                batch.joined(),
-                batch.nest,
-                batch.extra_losses(),
-                [penalty.value for penalty in of_weights],
+            loss, self.direct_gradients = self._differentiated(
+                batch, batch.joined(), batch.extra_losses()
             )
             self._total = loss.total
-            pairs = zip(self._trained(), loss.weights)
-            self.direct_gradients = [(v, d) for v, d in pairs if d is not None]
-            for penalty, factor in zip(of_weights, loss.penalties):
-                self.direct_gradients += penalty.times(factor)
             # Gradients of outputs: (batch, ...) -> M x (batch / M, ...).
             select = micro_batches.select
             outputs = [
@@ -419,29 +368,25 @@ class WholeMiniBatchLoss(Objective):
 
     def _differentiated(
         self,
-        data: tuple[Any, Any, Any],
+        batch: MiniBatch,
         handed_out: Sequence[tf.Tensor | None],
-        nest: Callable[[Sequence[tf.Tensor | None]], Any],
         extra: list[tf.Tensor],
-        values: list[tf.Tensor],
-    ) -> _Loss:
-        """Computes the loss of (x, y, sample_weight) and its gradients.
+    ) -> tuple[_Loss, GradientPairs]:
+        """Computes the loss and its gradients, and those of weights.
 
-        Args:
-            data: The mini-batch.
-            handed_out: Outputs of the whole mini-batch and their attributes,
-                flat.
-            nest: Makes of these what the model returns.
-            extra: The losses of layers.
-            values: The values of weight regularisers.
+        `handed_out` are outputs of the whole mini-batch and their attributes,
+        `extra` the losses of layers.
         """
-        x, y, sample_weight = data
+        x, y, sample_weight = self.data
         # One that is there twice has a gradient of its own for each place.
         handed_out = [None if t is None else tf.identity(t) for t in handed_out]
         outputs = [t for t in handed_out if is_continuous(t)]
-        weights = [v.value for v in self._trained()]
+        of_weights = _penalties(self.model)
+        values = [penalty.value for penalty in of_weights]
+        variables = self.model.trainable_variables
+        trained = [v for v in variables if internals.is_trained(v)]
         # Gradients come in this order, and are read in it below.
-        sources = [*outputs, *extra, *values, *weights]
+        sources = [*outputs, *extra, *values, *(v.value for v in trained)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
             with (
@@ -452,21 +397,22 @@ class WholeMiniBatchLoss(Objective):
                     self.model,
                     x,
                     y,
-                    nest(handed_out),
+                    batch.nest(handed_out),
                     sample_weight,
                     self.training,
                 )
             scaled = self._scaled(total) if self.training else None
         if not self.training:
-            return _Loss(total)
+            return _Loss(total), []
         left = iter(tape.gradient(scaled, sources))
         of_outputs = [
             as_tensor(next(left)) if is_continuous(t) else None
             for t in handed_out
         ]
         of_extra = [next(left) for _ in extra]
-        of_values = [next(left) for _ in values]
-        return _Loss(total, of_outputs, of_extra, of_values, [*left])
+        of_values = [penalty.gradients(next(left)) for penalty in of_weights]
+        pairs = [(v, d) for v, d in zip(trained, left) if d is not None]
+        return _Loss(total, of_outputs, of_extra), sum(of_values, pairs)
 
 
 def _refuse_losses(layer: keras.layers.Layer) -> None:

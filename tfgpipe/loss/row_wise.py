@@ -86,25 +86,30 @@ _MESSAGES = {"Print", "PrintV2"}
 _MANY_ROWS = 7919  # a prime, which no other axis has
 
 
-def loss_adds_up(
+def loss_obstacle(
     model: keras.Model, y: Nest, y_pred: Nest, sample_weight: Nest
-) -> bool:
-    """Returns whether a compiled model's loss is a sum over rows.
+) -> str | None:
+    """Says why a compiled model's loss is no sum over rows; None if it is.
 
     It is built. All others are nests of specs, `keras.KerasTensor`s.
     """
     compiled = internals.compiled_loss(model)
     if "compute_loss" in internals.overridden(model, keras.Model):
-        return False
+        return "the model has a `compute_loss` of its own"
     if compiled is None:
-        return True  # only `add_loss` and regularisers
+        return None  # only `add_loss` and regularisers
     entries = internals.flat_losses(compiled)
     if len(entries) > 1 and not tree.is_nested(y_pred):
-        return False  # of several losses for one tensor Keras may drop some
+        return "several losses of one output"  # Keras may drop some
     if not _has_feature_axis(y_pred):
-        return False
+        return "outputs without an axis besides the batch"
     calls = _calls_of_losses(compiled, (y, y_pred, sample_weight))
-    return all(_is_rowwise_loss(*call) for call in calls)
+    reasons = [
+        f"{type(loss).__name__} {reason}"
+        for loss, *data in calls
+        if (reason := _obstacle(loss, *data)) is not None
+    ]
+    return " and ".join(reasons) or None
 
 
 def _calls_of_losses(
@@ -147,7 +152,7 @@ def metrics_add_up(
 ) -> bool:
     """Returns whether a compiled model's metrics only add up rows.
 
-    The arguments are as in `loss_adds_up`.
+    The arguments are as in `loss_obstacle`.
     """
     if "compute_metrics" in internals.overridden(model, keras.Model):
         return False
@@ -165,57 +170,13 @@ def _has_feature_axis(y_pred: Nest) -> bool:
     return all(len(t.shape) > 1 for t in tree.flatten(y_pred) if t is not None)
 
 
-def _is_rowwise_loss(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> bool:
-    if _refusal(loss, y, y_pred) is not None:
-        return False
-    if getattr(loss, "is_row_wise", False):
-        return True
-    if tree.is_nested(y) or tree.is_nested(y_pred) or y is None:
-        return False
-    function = getattr(loss, "fn", None)
-    is_of_keras = internals.is_keras_function(function)
-    name = getattr(function, "__name__", "")
-    is_listed = type(loss) in _LOSSES or (
-        is_of_keras and name in _LOSS_FUNCTIONS
-    )
-    is_changed = "call" in internals.overridden(loss)
-    if is_changed or not is_listed or (function and not is_of_keras):
-        return False
-    if name in _SPARSE:
-        return _fits_sparse(y.shape, y_pred.shape)
-    return _fits_squeezed(y.shape, y_pred.shape)
-
-
-def refusals(
-    model: keras.Model, y: Nest, y_pred: Nest, sample_weight: Nest
-) -> list[str]:
-    """Says of losses that say `is_row_wise = True` why they cannot be.
-
-    The arguments are as in `loss_adds_up`.
-    """
-    compiled = internals.compiled_loss(model)
-    overridden = internals.overridden(model, keras.Model)
-    if compiled is None or "compute_loss" in overridden:
-        return []
-    reasons = []
-    calls = _calls_of_losses(compiled, (y, y_pred, sample_weight))
-    for loss, labels, outputs in calls:
-        if not getattr(loss, "is_row_wise", False):
-            continue
-        reason = _refusal(loss, labels, outputs)
-        if reason is None and not _has_feature_axis(outputs):
-            reason = "gets outputs without an axis besides the batch"
-        if reason is not None:
-            reasons.append(f"{type(loss).__name__} {reason}")
-    return reasons
-
-
-def _refusal(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> str | None:
+def _obstacle(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> str | None:
     """Says why a loss cannot be computed of some rows at a time, or None.
 
-    It must accept labels and outputs of very many rows: if labels of one rank
-    and outputs of another fit only for as many rows as another axis is long, it
-    fails. And it must not assign or draw, which Keras does once a mini-batch.
+    One that says `is_row_wise` must accept labels and outputs of very many
+    rows: if labels of one rank and outputs of another fit only for as many rows
+    as another axis is long, it fails. And it must not assign or draw, which
+    Keras does once a mini-batch.
     """
     if "__call__" in internals.overridden(loss, keras.losses.Loss):
         return "has a `__call__` of its own, which weighs and reduces"
@@ -224,7 +185,8 @@ def _refusal(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> str | None:
     if internals.function_arguments(loss).get("axis", -1) != -1:
         return "takes another axis than the last"
     if not getattr(loss, "is_row_wise", False):
-        return None
+        is_listed = _is_listed(loss, y, y_pred)
+        return None if is_listed else "is no loss class of Keras over rows"
     kinds: set[str] = set()
     assigned: list[keras.Variable] = []
 
@@ -254,6 +216,24 @@ def _refusal(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> str | None:
         names = ", ".join(sorted(kinds - _MESSAGES))
         return f"runs {names}, once for each mini-batch"
     return None
+
+
+def _is_listed(loss: keras.losses.Loss, y: Nest, y_pred: Nest) -> bool:
+    """Returns whether a loss is one above, and labels fit the outputs."""
+    if tree.is_nested(y) or tree.is_nested(y_pred) or y is None:
+        return False
+    function = getattr(loss, "fn", None)
+    is_of_keras = internals.is_keras_function(function)
+    name = getattr(function, "__name__", "")
+    is_known = type(loss) in _LOSSES or (
+        is_of_keras and name in _LOSS_FUNCTIONS
+    )
+    is_changed = "call" in internals.overridden(loss)
+    if is_changed or not is_known or (function and not is_of_keras):
+        return False
+    if name in _SPARSE:
+        return _fits_sparse(y.shape, y_pred.shape)
+    return _fits_squeezed(y.shape, y_pred.shape)
 
 
 def _is_rowwise_metric(

@@ -29,7 +29,7 @@ from tfgpipe.loss import (
     WholeMiniBatchLoss,
     add_direct,
     has_own_scale,
-    loss_adds_up,
+    loss_obstacle,
     metrics_add_up,
 )
 from tfgpipe.model.hooks import Hooks
@@ -211,7 +211,7 @@ class TrainingSteps(Hooks):
         has_own = has_own_scale(getattr(self, "optimizer", None))
         is_summed = (
             not has_own_losses
-            and loss_adds_up(self, *specs)
+            and loss_obstacle(self, *specs) is None
             and not (training and is_whole_step and has_own)
         )
         adds_up = not updates_metrics or metrics_add_up(self, *specs)

@@ -270,13 +270,14 @@ class LoneLayer:
     def _known(self, values: LayerValues) -> tuple[Values, Any]:
         """Values by tensors of the graph, and the packed weights."""
         tasks, part = self._tasks, self._tasks.part
-        weights = map(tf.cast, values.weights, tasks.weight_dtypes)
+        packed = tasks.functions.weights
+        dtypes = [t.dtype for t in packed.tensors]
         taken = values.forward_inputs
         if not tasks.functions.options.jit_compile:
             taken = unanalysed(taken)
         known = by_reference(part.forward_inputs, taken)
         known |= by_reference(part.gradient_inputs, values.gradient_inputs)
-        return known, tasks.pack_weights([*weights])
+        return known, packed.pack([*map(tf.cast, values.weights, dtypes)])
 
     def _forward(self, values: LayerValues) -> list[tf.Tensor]:
         with tf.device(self._model.device):

@@ -46,7 +46,7 @@ from tfgpipe.inputs import (
     shapes,
 )
 from tfgpipe.internals import Nest
-from tfgpipe.loss import loss_adds_up
+from tfgpipe.loss import loss_obstacle
 from tfgpipe.profiles.lone_layer import LayersAlone, LoneLayer
 from tfgpipe.profiles.profile_record import LayerProfile, Profile
 from tfgpipe.sequence import Source, source_of
@@ -268,7 +268,7 @@ def _head(layers: Any, loss: Any, x: Nest, y: Nest, output: Any) -> Head | None:
     specs = as_specs(y), output, None
     holder.compile(loss=loss)
     internals.build_losses_and_metrics(holder, as_specs(x), *specs)
-    if not loss_adds_up(holder, *specs):
+    if loss_obstacle(holder, *specs) is not None:
         raise ValueError(
             "`loss` must add up over rows to be measured by micro-batches. "
             f"Received: loss={loss!r}. Leave out `y` and `loss`."

@@ -26,7 +26,6 @@ from tfgpipe.cells import (
 )
 from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
-    Differentiated,
     Indices,
     TracedModel,
     TraceOptions,
@@ -35,7 +34,6 @@ from tfgpipe.graphs import (
     by_reference,
     differentiate,
     sums_over_replicas,
-    without_gradients,
 )
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.internals import Nest
@@ -205,12 +203,10 @@ class MiniBatch:
             has_losses: For each of the layers' own losses, whether there will
                 be one.
         """
-        made = without_gradients(self.traced)
+        made = self.traced
         if has_gradient is not None:
             of_head = [True] * self.traced.num_head_losses
-            made = differentiate(
-                self.traced, has_gradient, [*of_head, *has_losses]
-            )
+            made = differentiate(made, has_gradient, [*of_head, *has_losses])
         ways = [
             (self.remat.share(k), self.remat.offloads(k))
             for k in range(len(self.cells))
@@ -246,7 +242,7 @@ class MiniBatch:
             and not last.functions.totals
         )
 
-    def _indices(self, made: Differentiated) -> list[list[Indices]]:
+    def _indices(self, made: TracedModel) -> list[list[Indices]]:
         """Returns how indices differ, for each use of a weight, and lookup."""
         varies = self.traced.varying()
         places = {

@@ -43,8 +43,8 @@ import tensorflow as tf
 from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names
 from tfgpipe.graphs import (
-    Differentiated,
     GradientSums,
+    TracedModel,
     Values,
     by_reference,
     gradient_sums,
@@ -75,7 +75,7 @@ class LossGradients(NamedTuple):
     extra: Sequence[tf.Tensor | None]
 
     def for_micro_batch(
-        self, m: int, micro_batches: MicroBatches, made: Differentiated
+        self, m: int, micro_batches: MicroBatches, made: TracedModel
     ) -> Values:
         """Returns a micro-batch's gradients, by the graph's tensors."""
         head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
@@ -140,7 +140,7 @@ class Pipeline:
 
     def backward(self, start: LossGradients) -> None:
         """Runs all other operations, by the gradients of the loss."""
-        made = self.tasks[0].part.made
+        made = self.tasks[0].part.traced
         for m, values in enumerate(self.batch.values):
             known = start.for_micro_batch(m, self.batch.micro_batches, made)
             values.update(known)

@@ -78,11 +78,12 @@ class Weights:
     ) -> Any:
         """Packs the weights of cell k, sent after some operations."""
         cell = self._tasks[k]
-        pairs = zip(cell.part.uses, cell.weight_dtypes)
+        packed = cell.functions.weights
+        pairs = zip(cell.part.uses, packed.tensors)
         with tf.control_dependencies(None), tf.control_dependencies(ready):
-            values = [self._sent(use, dtype, device) for use, dtype in pairs]
+            values = [self._sent(use, t.dtype, device) for use, t in pairs]
         with tf.control_dependencies(None), tf.device(device):
-            return cell.pack_weights(values)
+            return packed.pack(values)
 
     def _sent(self, use: Use, dtype: tf.DType, device: str) -> tf.Tensor:
         """Returns what a cell reads of a variable, in a dtype on a device."""
