@@ -4,7 +4,7 @@ import keras
 from keras import tree
 
 from tfgpipe.cells import ModelCall
-from tfgpipe.cells.model_trace import trace_model
+from tfgpipe.cells.tracer import trace_model
 from tfgpipe.graphs import (
     TraceOptions,
     differentiate,

@@ -13,11 +13,6 @@ from tfgpipe.cells.cell import (
 )
 from tfgpipe.cells.columns import WITH_COLUMNS, computes_columns, num_columns
 from tfgpipe.cells.head import Head
-from tfgpipe.cells.model_trace import (
-    ModelCall,
-    as_number,
-    trace_model,
-)
 from tfgpipe.cells.outline import (
     Outline,
     cell_of_call,
@@ -27,4 +22,11 @@ from tfgpipe.cells.outline import (
 )
 from tfgpipe.cells.sections import Section, is_named, is_whole
 from tfgpipe.cells.tasks import CellTasks, HeadTasks, TaskCall
-from tfgpipe.cells.tracer import tasks_of, trace_cells, unanalysed
+from tfgpipe.cells.tracer import (
+    ModelCall,
+    as_number,
+    tasks_of,
+    trace_cells,
+    trace_model,
+    unanalysed,
+)

@@ -22,8 +22,8 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells.cell import SectionCall
-from tfgpipe.cells.model_trace import ModelCall, trace_model
 from tfgpipe.cells.sections import Home, Section
+from tfgpipe.cells.tracer import ModelCall, trace_model
 from tfgpipe.devices import tensor_bytes
 from tfgpipe.graphs import (
     CHEAP,

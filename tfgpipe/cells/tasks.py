@@ -75,14 +75,14 @@ class TaskCall(NamedTuple):
     Attributes:
         function: The function, with stages maybe, see `run/chain.py`.
         values: Arguments, by the tensors of the graph that they stand for.
-        sums: The sums of gradients so far, packed.
         finish: Makes the results of the task from the function's.
+        sums: The sums of gradients so far, packed.
     """
 
     function: Subfunction
     values: Values
-    sums: Packed
     finish: Callable[[list[Any]], Any]
+    sums: Packed = ()
 
     def __call__(self) -> Any:
         """Runs the task, and returns its results."""
@@ -92,9 +92,9 @@ class TaskCall(NamedTuple):
 class CellTasks:
     """Makes the tasks of a cell; equal cells share their functions.
 
-    `values` are the tensors that are known of a micro-batch, `weights` are
-    packed. `kept` are results of a micro-batch's tasks that later tasks of it
-    take, by tensors and bundles of the shared functions.
+    `values` are the tensors that are known of a micro-batch, and the weights,
+    packed, by their bundle. `kept` are results of a micro-batch's tasks that
+    later tasks of it take, by tensors and bundles of the shared functions.
 
     Args:
         part: The cell's part of the model's graph.
@@ -161,7 +161,7 @@ class CellTasks:
         inputs = self.part.forward_inputs
         return [t for t in inputs if t.ref() not in self._metric_state]
 
-    def forward(self, values: Values, weights: Packed, keeps: bool) -> TaskCall:
+    def forward(self, values: Values, keeps: bool) -> TaskCall:
         """Returns a task that computes the cell's results, and kept values.
 
         `keeps` says whether it returns what the backward pass needs.
@@ -181,11 +181,9 @@ class CellTasks:
             made = by_reference([t for t, _ in outputs], results)
             return made, dict(zip(keys, results[len(outputs) :]))
 
-        return TaskCall(function, self.arguments(values, weights), (), finish)
+        return TaskCall(function, self.arguments(values), finish)
 
-    def metrics(
-        self, values: Values, weights: Packed, kept: Values
-    ) -> TaskCall | None:
+    def metrics(self, values: Values, kept: Values) -> TaskCall | None:
         """Returns a task that computes what `forward` leaves to it, or None."""
         if not self._metrics:
             return None
@@ -196,14 +194,11 @@ class CellTasks:
         made = [t for t, _ in self._metrics]
         return TaskCall(
             function,
-            self.arguments(values, weights, kept),
-            (),
+            self.arguments(values, kept),
             lambda results: by_reference(made, results),
         )
 
-    def recompute(
-        self, values: Values, weights: Packed, kept: Values
-    ) -> TaskCall:
+    def recompute(self, values: Values, kept: Values) -> TaskCall:
         """Returns a task that computes again what the backward pass needs.
 
         `kept` is what `forward` has kept.
@@ -211,15 +206,13 @@ class CellTasks:
         cut = self.functions
         return TaskCall(
             cut.function("recompute", cut.totals, [cut.kept]),
-            self.arguments(values, weights, kept),
-            (),
+            self.arguments(values, kept),
             lambda results: {**kept, cut.kept: results[0]},
         )
 
     def backward(
         self,
         values: Values,
-        weights: Packed,
         kept: Values,
         sums: GradientSums | None,
         m: int,
@@ -230,7 +223,6 @@ class CellTasks:
 
         Args:
             values: The known tensors.
-            weights: The weights, packed.
             kept: Kept values; others are computed again.
             sums: The sums of gradients so far, None at first.
             m: The number of the micro-batch.
@@ -270,11 +262,13 @@ class CellTasks:
                 gradients = [a.plus(b) for a, b in zip(sums.sparse, gradients)]
             return by_reference(dx, results), GradientSums(dense, gradients)
 
-        arguments = self.arguments(values, weights, kept)
+        arguments = self.arguments(values, kept)
+        so_far: Packed = ()
         if sums is not None:
-            return TaskCall(function, arguments, sums.dense, finish)
-        so_far = self._no_sums(arguments) if with_sums else ()
-        return TaskCall(function, arguments, so_far, finish)
+            so_far = sums.dense
+        elif with_sums:
+            so_far = self._no_sums(arguments)
+        return TaskCall(function, arguments, finish, so_far)
 
     def _no_sums(self, values: Values) -> Packed:
         """Returns what a function of the arguments begins to add to."""
@@ -297,9 +291,7 @@ class CellTasks:
                 if d.dense is not None
             ]
 
-    def input_gradient(
-        self, values: Values, weights: Packed, kept: Values
-    ) -> TaskCall:
+    def input_gradient(self, values: Values, kept: Values) -> TaskCall:
         """Returns a task that computes gradients for earlier cells.
 
         It also returns the kept values, and with them those that were dropped.
@@ -317,19 +309,17 @@ class CellTasks:
             new: Values = dict(zip(made, results[len(dx) :]))
             return by_reference(dx, results), {**kept, **new}
 
-        arguments = self.arguments(values, weights, kept)
-        return TaskCall(function, arguments, (), finish)
+        return TaskCall(function, self.arguments(values, kept), finish)
 
-    def arguments(
-        self, values: Values, weights: Packed, kept: Values | None = None
-    ) -> Values:
+    def arguments(self, values: Values, kept: Values | None = None) -> Values:
         """Returns the arguments of a task, by tensors of the shared part."""
         arguments: Values = {
             shared.ref(): values[tensor.ref()]
             for tensor, shared in self._arguments
             if tensor.ref() in values
         }
-        return {**arguments, self.functions.weights: weights, **(kept or {})}
+        weights = self.functions.weights
+        return {**arguments, weights: values[weights], **(kept or {})}
 
     def unpack_sums(self, sums: GradientSums) -> list[Gradient]:
         """Returns the finished sum of each weight's gradients."""
@@ -455,18 +445,17 @@ class HeadTasks(CellTasks):
         facts = super().facts(has_backward, needs_dx, synchronizes)
         return facts._replace(has_halves=False, recomputes=False, is_head=True)
 
-    def forward(self, values: Values, weights: Packed, keeps: bool) -> Any:
+    def forward(self, values: Values, keeps: bool) -> Any:
         """See `CellTasks`; where there is no backward pass."""
 
         def run(arguments: Values, p: int) -> Values:
-            task = CellTasks.forward(self, arguments, weights, keeps=False)
-            outputs: Values = task()[0]
+            outputs: Values = CellTasks.forward(self, arguments, False)()[0]
             return outputs
 
         return lambda: (self._in_parts(values, run), {})
 
     def head(
-        self, values: Values, weights: Packed, sums: GradientSums | None, m: int
+        self, values: Values, sums: GradientSums | None, m: int
     ) -> Callable[[], tuple[Values, GradientSums | None]]:
         """Returns a task that goes forward and back.
 
@@ -479,7 +468,6 @@ class HeadTasks(CellTasks):
             nonlocal total
             call = self.backward(
                 arguments,
-                weights,
                 {},
                 total,
                 m * self._num_parts + p,

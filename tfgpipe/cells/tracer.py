@@ -1,4 +1,10 @@
-"""Makes the tasks of all cells: functions, which equal cells share.
+"""Runs a model once, by its `call`, in one graph, and cuts it into tasks.
+
+    x, labels -> [ scope: model(x) -> y -> loss and metrics ] -> results
+
+All effects of its Python code are in the graph: masks, attributes of tensors,
+tensors that one layer leaves in Python for another. Variables are read and
+assigned through a scope, so nothing is captured and nothing is changed.
 
 Python runs the model once, in one graph, and a tape differentiates it there.
 The graph is cut into cells, and of equal ones, see `graphs/same_graph.py`, one
@@ -27,20 +33,27 @@ later.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells.cell import Cell
-from tfgpipe.cells.model_trace import ModelCall, trace_model
+from tfgpipe.cells.head import Head
+from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.devices import names
+from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import (
     CellFunctions,
+    Gradient,
     Indices,
     Part,
     TracedModel,
@@ -51,7 +64,237 @@ from tfgpipe.graphs import (
     parts_of,
     stateful_kinds,
 )
+from tfgpipe.inputs import structure_of
 from tfgpipe.internals import Nest
+from tfgpipe.state import ModelScope, MovingStatistics, choosing_moments
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCall:
+    """A model, and how to run it.
+
+    Attributes:
+        call: Calls the model: `call(x, training)`.
+        layers: The model's layers, as the user gave them.
+        training: Whether it is trained.
+        is_split: Whether there are several micro-batches.
+        head: Loss and metrics of a micro-batch, or None.
+        synchronizes: Whether moments may be taken over replicas.
+        home: Returns the cell of a call, see `Sections`.
+        around: Returns a context for the call of a layer, see `Sections`.
+        num_cells: The number of cells; one, if there are none yet.
+        trains_others: Whether variables of other layers are trained, too.
+        shards: By the id of a layer, its number of shards, see `Sections`.
+        sent: The ids of weights that have uses if they are frozen, too.
+    """
+
+    call: Callable[[Any, bool], Any]
+    layers: Sequence[keras.layers.Layer]
+    training: bool
+    is_split: bool
+    head: Head | None = None
+    synchronizes: bool = False
+    home: Home = lambda *_: None
+    around: Around = lambda *_: contextlib.nullcontext()
+    num_cells: int = 1
+    trains_others: bool = False
+    shards: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    sent: Collection[int] = ()
+
+    @property
+    def metric_state(self) -> list[keras.Variable]:
+        """The variables of the metrics of layers, and of the head."""
+        of_layers = [
+            v for layer in self.layers for v in layer.metrics_variables
+        ]
+        return of_layers + (self.head.metric_state if self.head else [])
+
+    @property
+    def normalizations(self) -> list[keras.layers.BatchNormalization]:
+        """The batch normalisations whose statistics move at the end."""
+        if not self.is_split:
+            return []
+        layers = {
+            id(inner): inner
+            for layer in self.layers
+            for inner in internals.flat_layers(layer)
+            if isinstance(inner, keras.layers.BatchNormalization)
+            and inner.trainable
+        }
+        return [*layers.values()]
+
+
+def trace_model(
+    model: ModelCall, x: Nest, labels: Nest, options: TraceOptions
+) -> TracedModel:
+    """Runs the model once, in a graph.
+
+    `x` and `labels` are nests of `tf.TensorSpec`s of a micro-batch.
+    """
+    fields: dict[str, Any] = {}
+
+    def run(x: Nest, labels: Nest) -> list[tf.Tensor]:
+        fields.clear()  # TensorFlow may call it again
+        fields.update(_run(model, x, labels))
+        return [t for t in fields["outputs"] if t is not None]
+
+    function = tf.function(run, **options.of_function)
+    graph = function.get_concrete_function(x, labels).graph
+    note_source(graph)
+    strangers = internals.captures_of_strangers(graph)
+    if strangers:
+        raise ValueError(
+            "A layer must take tensors of its own step. Received: "
+            f"{[t.name for t in strangers]} of another one. Make them anew in "
+            "each call, or keep a `keras.Variable`."
+        )
+    operations = tuple(graph.get_operations())
+    return TracedModel(
+        graph=graph,
+        options=options,
+        operations=operations,
+        places={op.name: i for i, op in enumerate(operations)},
+        dw=[Gradient()] * len(fields["uses"]),
+        effects=tuple(
+            op for op in graph.control_outputs if op.type not in internals.READS
+        ),
+        **fields,
+    )
+
+
+def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
+    """Returns the fields of a `TracedModel` but its graph's."""
+    moving = MovingStatistics(model.normalizations)
+    tape = None
+    if model.training:
+        tape = tf.GradientTape(watch_accessed_variables=False)
+    sections = Sections(
+        model.home,
+        model.around,
+        model.shards,
+        lambda pieces: scope.reading(pieces),
+    )
+    of_layers = {id(v) for layer in model.layers for v in layer.variables}
+    scope = ModelScope(
+        lambda: sections.current,
+        None if model.trains_others else of_layers,
+        internals.seeds_of(model.layers),
+        moving,
+        model.training,
+        tape,
+        model.sent,
+    )
+    moments = internals.batch_moments
+    if model.synchronizes:
+        moments = choosing_moments(internals.current_graph())
+    # Scalars, one for each output with a loss.
+    sums: list[tf.Tensor] = []
+    counts: list[tf.Tensor] = []
+    with (
+        tape or contextlib.nullcontext(),
+        scope,
+        sections.noting(),
+        internals.naming_on_tapes(),
+        internals.noting_losses(model.layers) as added,
+        internals.recording_moments(moving.layers, scope.record, moments)
+        if model.is_split
+        else contextlib.nullcontext(),
+    ):
+        y = model.call(x, model.training)
+        sections.begin(model.num_cells - 1)  # the head, in the last cell
+        if model.head is not None:
+            sums, counts = model.head(y, labels, model.is_split)
+        others = [_check_loss(loss, x, model) for loss in added(scope.losses)]
+        flat = tree.flatten(y)
+        outputs = [None if t is None else _as_result(t) for t in flat]
+        attached = [internals.attached_to(t, model.is_split) for t in flat]
+        if model.is_split and model.head is not None and not sums:
+            _warn_of_attributes(flat)
+        losses = [_as_result(t) for t in [*sums, *others]]
+        new_state = [(v, _as_result(t)) for v, t in scope.new_state()]
+    moving.check()
+    if model.is_split and scope.overwritten:
+        raise ValueError(
+            "A seed must be drawn by `seed_generator.next()` alone if there is "
+            "more than one micro-batch. Received: another new value of "
+            f"{[*scope.overwritten.values()]}. Draw with `seed=` a "
+            "`keras.random.SeedGenerator` of the layer, or pass "
+            "num_micro_batches=1."
+        )
+    return {
+        "tape": tape,
+        "sections": sections.sections,
+        "cells": sections.cells,
+        "x": tree.flatten(x),
+        "labels": tree.flatten(labels),
+        "uses": scope.uses,
+        "state": [*scope.given.values()],
+        "outputs": outputs,
+        "attached": attached,
+        "structure": structure_of(y),
+        "losses": losses,
+        "num_head_losses": len(sums),
+        "counts": counts,
+        "new_state": new_state,
+        "assigned": scope.values,
+        "normalizations": moving.layers,
+        "moments": [moving.moments[id(layer)] for layer in moving.layers],
+        "rules": [moving.rules[id(layer)] for layer in moving.layers],
+        "draws": {
+            key: None if key in scope.overwritten else count
+            for key, count in scope.draws.items()
+        },
+    }
+
+
+def _as_result(tensor: Any) -> tf.Tensor:
+    """Returns a tensor that a cell makes: arguments are copied."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.op.type.startswith(("Placeholder", "ReadVariableOp")):
+        return tf.identity(tensor)
+    return tensor
+
+
+def _warn_of_attributes(outputs: Sequence[Any]) -> None:
+    """Warns of attributes of outputs that whole mini-batches will not have."""
+    shapes = {
+        name: tuple(value.shape)
+        for tensor in outputs
+        for name, value in internals.without_rows(tensor).items()
+    }
+    if shapes:
+        warn(
+            "Attributes of outputs must have a value for each row if there is "
+            f"more than one micro-batch. Received: {shapes}, which a loss of "
+            "whole mini-batches does not get. Repeat it for each row, or pass "
+            "num_micro_batches=1."
+        )
+
+
+def _check_loss(loss: Any, x: Nest, model: ModelCall) -> tf.Tensor:
+    """Returns a loss of `add_loss` as a number; refuses one for each row."""
+    loss = tf.convert_to_tensor(loss)
+    first = next((t for t in tree.flatten(x) if t is not None), loss)
+    if (
+        model.is_split
+        and loss.shape.rank
+        and loss.shape[0] in (None, first.shape[0])
+    ):
+        raise ValueError(
+            "`add_loss` must be given a scalar, the mean over rows, if there "
+            "is more than one micro-batch: Keras adds up the values of a "
+            f"vector. Received: shape {tuple(loss.shape)}. Add "
+            "`keras.ops.mean(loss)`, or pass num_micro_batches=1."
+        )
+    return as_number(loss)
+
+
+def as_number(loss: Any) -> tf.Tensor:
+    """Returns a loss of `add_loss` as a number: Keras sums it up."""
+    loss = tf.convert_to_tensor(loss)
+    if not loss.dtype.is_floating:
+        loss = tf.cast(loss, keras.config.floatx())
+    return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
 
 
 def unanalysed(x: Nest) -> Any:

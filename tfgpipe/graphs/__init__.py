@@ -31,7 +31,13 @@ from tfgpipe.graphs.gradient_sums import (
     is_continuous,
     pieces_of,
 )
-from tfgpipe.graphs.parts import Part, alive, parts_of
+from tfgpipe.graphs.parts import (
+    NotCompilable,
+    Part,
+    alive,
+    check_compilable,
+    parts_of,
+)
 from tfgpipe.graphs.same_graph import Repeat, part_key, repeats_of
 from tfgpipe.graphs.traced_model import (
     TracedModel,
@@ -39,4 +45,3 @@ from tfgpipe.graphs.traced_model import (
     differentiate,
     stateful_kinds,
 )
-from tfgpipe.graphs.xla import NotCompilable, check_compilable

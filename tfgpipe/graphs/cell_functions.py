@@ -68,8 +68,7 @@ from tfgpipe.graphs.cut import (
 from tfgpipe.graphs.flops import LIKELY_ROWS, operation_flops
 from tfgpipe.graphs.functions import Bundle, Subfunction, in_turn, tensors
 from tfgpipe.graphs.gradient_sums import Replacement
-from tfgpipe.graphs.parts import Part
-from tfgpipe.graphs.xla import NotCompilable
+from tfgpipe.graphs.parts import NotCompilable, Part
 
 # Operations in the time in which a device reads or writes a byte: a CPU's core,
 # and an accelerator, 17 of a V100 in float32, 78 of an A100 in TF32.

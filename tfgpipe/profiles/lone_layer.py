@@ -267,7 +267,7 @@ class LoneLayer:
             by_kind["recompute_last"] = by_kind["recompute"]
         return {kind: samples[1:] for kind, samples in by_kind.items()}
 
-    def _known(self, values: LayerValues) -> tuple[Values, Any]:
+    def _known(self, values: LayerValues) -> Values:
         """Values by tensors of the graph, and the packed weights."""
         tasks, part = self._tasks, self._tasks.part
         packed = tasks.functions.weights
@@ -277,12 +277,13 @@ class LoneLayer:
             taken = unanalysed(taken)
         known = by_reference(part.forward_inputs, taken)
         known |= by_reference(part.gradient_inputs, values.gradient_inputs)
-        return known, packed.pack([*map(tf.cast, values.weights, dtypes)])
+        known[packed] = packed.pack([*map(tf.cast, values.weights, dtypes)])
+        return known
 
     def _forward(self, values: LayerValues) -> list[tf.Tensor]:
         with tf.device(self._model.device):
             known = self._known(values)
-            outputs, _ = self._tasks.forward(*known, keeps=False)()
+            outputs, _ = self._tasks.forward(known, keeps=False)()
         return [outputs[t.ref()] for t in self._tasks.part.forward_outputs]
 
     def _run(self, values: LayerValues) -> list[tf.Tensor]:
@@ -318,30 +319,30 @@ class LoneLayer:
     def _turn(
         self,
         run: Callable[[str, Any], Any],
-        known: tuple[Values, Any],
+        known: Values,
         sums: dict[str, Any],
     ) -> None:
         """Runs each task once."""
         tasks = self._tasks
-        _, kept = run("forward", tasks.forward(*known, keeps=False))
+        _, kept = run("forward", tasks.forward(known, keeps=False))
         facts = self._facts
         if not facts.has_backward:
             return
         if tasks.functions.can_be_split:
-            _, again = run("recompute", tasks.forward(*known, keeps=True))
+            _, again = run("recompute", tasks.forward(known, keeps=True))
             if facts.recomputes:
-                again = run("recompute_last", tasks.recompute(*known, kept))
+                again = run("recompute_last", tasks.recompute(known, kept))
             kept = kept if again is None else again
         if not (tasks.part.gradient_outputs or self._is_of_weights):
             return
-        run("backward_first", tasks.backward(*known, kept, None, 0))
-        work = tasks.backward(*known, kept, sums.get("backward"), 0)
+        run("backward_first", tasks.backward(known, kept, None, 0))
+        work = tasks.backward(known, kept, sums.get("backward"), 0)
         _, sums["backward"] = run("backward", work)
         if not facts.has_halves:
             return
-        _, kept = run("input_gradient", tasks.input_gradient(*known, kept))
+        _, kept = run("input_gradient", tasks.input_gradient(known, kept))
         if self._is_of_weights:
-            work = tasks.backward(*known, kept, sums.get("halves"), 0, False)
+            work = tasks.backward(known, kept, sums.get("halves"), 0, False)
             _, sums["halves"] = run("weight_gradient", work)
 
 

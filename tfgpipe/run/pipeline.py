@@ -158,16 +158,16 @@ class Pipeline:
             for op in ops:
                 self._transfer(op)
             return
-        ready, weights = zip(*map(self._ready, ops))
+        ready, known = zip(*map(self._ready, ops))
         if self.batch.synchronizes(ops[0].cell):
             every = self.chain.run_together(ready, self.batch.micro_batches)
         else:
             every = [self.chain.run(one) for one in ready]
-        for op, packed, results in zip(ops, weights, every, strict=True):
-            self._take(op, packed, results)
+        for op, taken, results in zip(ops, known, every, strict=True):
+            self._take(op, taken, results)
 
-    def _ready(self, op: Op) -> tuple[ReadyTask, Any]:
-        """Collects what an operation takes; returns its weights, too."""
+    def _ready(self, op: Op) -> tuple[ReadyTask, Values]:
+        """Collects what an operation takes; returns that, too."""
         kind, k, m = op.task
         r = self.batch.replicas.replica_of(m)
         tasks: Any = self.tasks[k]  # the last ones may be a head's
@@ -180,25 +180,25 @@ class Pipeline:
                 awaited = tasks.awaits
                 # So at most two micro-batches hold outputs for their metrics.
                 before = self._metrics[k, r][-2:-1]
-                work = tasks.forward(*known, op.keeps)
+                work = tasks.forward(known, op.keeps)
             elif kind == "recompute":
-                awaited, work = [], tasks.recompute(*known, kept)
+                awaited, work = [], tasks.recompute(known, kept)
             elif kind == "head":
                 awaited = part.forward_inputs
-                work = tasks.head(*known, sums, m)
+                work = tasks.head(known, sums, m)
             elif kind == "input_gradient":
-                work = tasks.input_gradient(*known, kept)
+                work = tasks.input_gradient(known, kept)
             else:
                 with_dx = kind == "backward"
-                work = tasks.backward(*known, kept, sums, m, with_dx)
+                work = tasks.backward(known, kept, sums, m, with_dx)
         cell, beside = self.batch.cells[k], None
         if cell.shards is not None and cell.is_beside:
             beside = cell.callers[r], cell.shards.start
         awaited = [values[t.ref()] for t in awaited]
         task, device = op.task, self._device(k, m)
-        return ReadyTask(task, device, awaited, work, beside, before), known[1]
+        return ReadyTask(task, device, awaited, work, beside, before), known
 
-    def _take(self, op: Op, weights: Any, results: Any) -> None:
+    def _take(self, op: Op, taken: Values, results: Any) -> None:
         """Takes the results of an operation, as its task returns them."""
         kind, k, m = op.task
         r = self.batch.replicas.replica_of(m)
@@ -210,7 +210,7 @@ class Pipeline:
         with tf.device(self._device(k, m)):
             self.batch.add(m, made)
             if kind == "forward":
-                metrics = tasks.metrics(values, weights, left)
+                metrics = tasks.metrics(taken, left)
                 if metrics is not None:
                     made = metrics()
                     self.batch.add(m, made)
@@ -228,10 +228,11 @@ class Pipeline:
     def _device(self, k: int, m: int) -> str:
         return self.batch.replicas.device(k, m)
 
-    def _taken(self, k: int, m: int, values: Values) -> tuple[Values, Any]:
+    def _taken(self, k: int, m: int, values: Values) -> Values:
         """Returns values, with the state that cell k takes, and its weights."""
         self.state.start(self.tasks[k].part, m, values)
-        return values, self._weights.packed(k, self._device(k, m))
+        weights = self._weights.packed(k, self._device(k, m))
+        return {**values, self.tasks[k].functions.weights: weights}
 
     def _transfer(self, op: Op) -> None:
         """Sends what is kept to the host, or back from there.
@@ -270,8 +271,8 @@ class Pipeline:
         for m, values in enumerate(self.batch.values):
             made: Values = {}
             for k, (function, results) in cells.items():
-                known, weights = self._taken(k, m, dict(values))
-                taken = self.tasks[k].arguments({**known, **made}, weights)
+                known = self._taken(k, m, dict(values))
+                taken = self.tasks[k].arguments({**known, **made})
                 with tf.device(self._device(k, m)):
                     made.update(by_reference(results, function(taken)))
             counts.append([made[t.ref()] for t in wanted])

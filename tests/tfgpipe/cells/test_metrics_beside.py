@@ -63,12 +63,12 @@ def before_metrics(monkeypatch):
     original = CellTasks.metrics
 
     def set_to(function):
-        def metrics(self, values, weights, kept):
+        def metrics(self, values, kept):
             if not self.for_metrics:
                 return None
             last = self.for_metrics[-1].ref()
             noted = {**kept, last: through(function, kept[last])}
-            return original(self, values, weights, noted)
+            return original(self, values, noted)
 
         monkeypatch.setattr(CellTasks, "metrics", metrics)
 

@@ -155,7 +155,7 @@ def test_word_of_a_loss_that_cannot_be_is_answered(loss, why, parts):
     told = {"schedule": "1f1b"} if parts == 1 else {"head_parts": parts}
     model = tfgpipe.GPipe([kl.Dense(2), kl.Dense(2)], 2, 2, **told)
     model.compile("sgd", loss)
-    with pytest.raises(ValueError, match=f"does not add up.*: {why}"):
+    with pytest.raises(ValueError, match=f"does not add up.*{why}"):
         model.train_on_batch(np.ones((4, 2)), np.ones((4, 2)))
 
 
