@@ -24,7 +24,6 @@ from tfgpipe.cells.sections import Section, is_named, is_whole
 from tfgpipe.cells.tasks import CellTasks, HeadTasks, TaskCall
 from tfgpipe.cells.tracer import (
     ModelCall,
-    as_number,
     tasks_of,
     trace_cells,
     trace_model,

@@ -108,12 +108,21 @@ def outline(
     )
     traced = run(spec)
     sections = traced.sections
-    sized, rows = _operations_of_rows(traced)
+    # Operations by name, as they are for some rows.
+    sized, rows = traced.operations_for(1), 1
+    if not sized:
+        sized, rows = traced.operations_for(2), 2
+    x = [t.shape[0] for t in traced.x if t is not None and t.shape.rank]
+    rows = next(filter(None, x), rows) if sized else 1
     costs, knows_sizes = _flops_by_section(traced, sized, rows)
     if not knows_sizes:
         with contextlib.suppress(Exception):  # it may need other sizes
             example = run(tree.map_structure(_of_ones, spec))
-            if _calls(example) == _calls(traced):
+            calls = [
+                [(s.around, s.call) for s in one.sections]
+                for one in (example, traced)
+            ]
+            if calls[0] == calls[1]:
                 costs, _ = _flops_by_section(example, {}, 1)
 
     def bytes_of_row(tensor: tf.Tensor) -> int:
@@ -177,10 +186,6 @@ def _of_ones(spec: keras.KerasTensor | None) -> keras.KerasTensor | None:
     return keras.KerasTensor([size or 1 for size in spec.shape], spec.dtype)
 
 
-def _calls(traced: TracedModel) -> list[tuple[list[int], int]]:
-    return [([*map(id, s.around)], s.call) for s in traced.sections]
-
-
 def shape_trace(
     call: Callable[[Any, bool], Any],
     layers: Sequence[keras.layers.Layer],
@@ -206,18 +211,6 @@ def shape_trace(
     for layer in layers:
         internals.forget_losses(layer)
     return traced
-
-
-def _operations_of_rows(
-    traced: TracedModel,
-) -> tuple[Mapping[str, tf.Operation], int]:
-    """Returns operations by name, as they are for some rows, and how many."""
-    x = [t for t in traced.x if t is not None and t.shape.rank]
-    for rows in (1, 2):
-        sized = traced.operations_for(rows)
-        if sized:
-            return sized, next((t.shape[0] for t in x if t.shape[0]), rows)
-    return {}, 1
 
 
 def _flops_by_section(

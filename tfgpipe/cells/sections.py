@@ -165,11 +165,8 @@ class Sections:
         self.sections.append(Section(around, call, start, [], arguments))
         self.cells.append(cell)
 
-    def noting(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the calls of layers and operations begin sections."""
-        return internals.around_calls(self._called)
-
-    def _called(self, layer: keras.Operation, run: Any) -> Any:
+    def called(self, layer: keras.Operation, run: Any) -> Any:
+        """Begins a section, if the layer is not inside of another's."""
         is_outside = internals.current_graph() is not self._graph
         if is_outside or self._is_inside_whole:
             return run()

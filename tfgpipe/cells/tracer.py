@@ -193,7 +193,7 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
     with (
         tape or contextlib.nullcontext(),
         scope,
-        sections.noting(),
+        internals.around_calls(sections.called),
         internals.naming_on_tapes(),
         internals.noting_losses(model.layers) as added,
         internals.recording_moments(moving.layers, scope.record, moments)
@@ -286,12 +286,7 @@ def _check_loss(loss: Any, x: Nest, model: ModelCall) -> tf.Tensor:
             f"vector. Received: shape {tuple(loss.shape)}. Add "
             "`keras.ops.mean(loss)`, or pass num_micro_batches=1."
         )
-    return as_number(loss)
-
-
-def as_number(loss: Any) -> tf.Tensor:
-    """Returns a loss of `add_loss` as a number: Keras sums it up."""
-    loss = tf.convert_to_tensor(loss)
+    # As Keras, which sums it up.
     if not loss.dtype.is_floating:
         loss = tf.cast(loss, keras.config.floatx())
     return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss

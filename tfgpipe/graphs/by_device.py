@@ -316,8 +316,7 @@ class _Cut:
         for name in order:
             unit = units[name]
             early[name] = max(
-                (early[b] + (units[b] != unit) for b in before[name]),
-                default=0,
+                (early[b] + (units[b] != unit) for b in before[name]), default=0
             )
             last[unit] = max(last[unit], early[name])
         stages: dict[str, int] = {}

@@ -639,8 +639,6 @@ def is_sum(op: tf.Operation) -> bool:
     return is_point and op.name.split("/")[-1].startswith(_NAME)
 
 
-def sums_over_replicas(
-    operations: Iterable[tf.Operation],
-) -> list[tf.Tensor]:
+def sums_over_replicas(operations: Iterable[tf.Operation]) -> list[tf.Tensor]:
     """What `sum_over_replicas` returned in the graph of some operations."""
     return [op.outputs[0] for op in operations if is_sum(op)]

@@ -28,13 +28,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import (
-    Callable,
-    Collection,
-    Hashable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf

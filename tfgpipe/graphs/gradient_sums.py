@@ -387,9 +387,7 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
     traced = tf.function(
-        add,
-        autograph=False,
-        experimental_attributes={"_noinline": True},
+        add, autograph=False, experimental_attributes={"_noinline": True}
     ).get_concrete_function(*specs)
     with tf.name_scope("sum_of_gradients"):
         return internals.FunctionCall(traced)(flat)

@@ -107,9 +107,7 @@ class Part:
 
 
 def parts_of(
-    traced: TracedModel,
-    num_cells: int,
-    indices: Sequence[Sequence[Indices]],
+    traced: TracedModel, num_cells: int, indices: Sequence[Sequence[Indices]]
 ) -> list[Part]:
     """Cuts a model's graph into the parts of its cells.
 

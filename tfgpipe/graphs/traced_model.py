@@ -350,12 +350,7 @@ def differentiate(
         )
     places, backward = _placed(traced, notes)
     return dataclasses.replace(
-        traced,
-        places=places,
-        dw=dw,
-        dy=dy,
-        dlosses=dlosses,
-        backward=backward,
+        traced, places=places, dw=dw, dy=dy, dlosses=dlosses, backward=backward
     )
 
 

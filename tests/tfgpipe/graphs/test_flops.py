@@ -81,9 +81,7 @@ EXACT = {
     "one branch": (
         Call(
             lambda x: tf.cond(
-                tf.reduce_sum(x) > 0,
-                lambda: x @ tf.ones((4, 4)),
-                lambda: x * 2,
+                tf.reduce_sum(x) > 0, lambda: x @ tf.ones((4, 4)), lambda: x * 2
             )
         ),
         spec(4),
@@ -99,9 +97,7 @@ EXACT = {
         7 * 2 * 4 * 4,
     ),
     "called function": (
-        Call(
-            tf.function(lambda x: x @ tf.ones((4, 5)), autograph=False),
-        ),
+        Call(tf.function(lambda x: x @ tf.ones((4, 5)), autograph=False)),
         spec(4),
         2 * 4 * 5,
     ),

@@ -102,8 +102,7 @@ def added(make, kind, rows):
 
 
 @pytest.mark.parametrize(
-    ("kind", "m", "rows"),
-    [("integer", 2, 6), ("units", 3, 7), ("rows", 1, 7)],
+    ("kind", "m", "rows"), [("integer", 2, 6), ("units", 3, 7), ("rows", 1, 7)]
 )
 def test_numbers_that_layers_add_to_the_loss_are_summed(kind, m, rows):
     expected = added(keras.Sequential, kind, rows)
