@@ -84,8 +84,8 @@ _PLAIN = (
 _QUICKER = (
     _with_slots(keras.Model.make_train_function),
     _as_it_is(tf.data.Dataset.__iter__),
-    # Where in Python each operation of a graph was made is asked for by few
-    # tests, and is a twentieth of the time of all: see `stacks`.
+    # Where in Python each operation of a graph was made is a twentieth of the
+    # time of all.
     lambda stacklevel=1: _SOME_STACK,
 )
 # What was imported stays: collections need not look at it every time.
@@ -127,12 +127,6 @@ def _fresh():
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
-
-
-@pytest.fixture
-def stacks(monkeypatch):
-    """Operations know where in Python they were made."""
-    monkeypatch.setattr(*_PLAIN[2])
 
 
 @pytest.fixture

@@ -194,30 +194,6 @@ def test_cancellation_without_a_cause_says_where_that_is(cls, num_steps):
         model.fit(BAD, Y, batch_size=3, verbose=0)
 
 
-def sparse(y_true, y_pred):
-    """A loss of the whole mini-batch, which looks up."""
-    return tf.gather(y_pred, tf.cast(y_true[:, 0], "int32"), batch_dims=1)
-
-
-@pytest.mark.usefixtures("stacks")
-@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", sparse])
-@pytest.mark.parametrize("call", ["fit", "evaluate"])
-def test_error_of_labels_shows_the_line_of_the_user(loss, call):
-    """What is cut out of a graph forgets where its operations came from."""
-    layers = [keras.Input((3,)), kl.Dense(3), kl.Dense(2, "softmax")]
-    model = tfgpipe.GPipe(layers, 2, 2)
-    model.compile("sgd", loss)
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        getattr(model, call)(X, 7 * X[:, :1], verbose=0)
-    message = caught.value.message
-    assert "stack traces unavailable" not in message
-    assert f'File "{__file__}"' in message
-    assert "in test_error_of_labels_shows_the_line_of_the_user" in message
-    assert (" in sparse\n" in message) == (loss is sparse)
-    assert "tfgpipe/cells" not in message
-    assert loss is sparse or message.count("Detected at node") == 1
-
-
 def shares(dtype="float32", device=None):
     """Whether a function traced now exchanges tensors where its caller does."""
     specs = [tf.TensorSpec([], dtype)]

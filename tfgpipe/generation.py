@@ -67,19 +67,12 @@ def install(task: Any, num_groups: int) -> GroupedGeneration | None:
     Returns what it generates by; None for a model that does not generate, to
     which it does nothing.
     """
-    if not can_generate(task):
+    names = ("generate", "generate_step", "make_generate_function")
+    if not all(callable(getattr(task, name, None)) for name in names):
         return None
     grouped = GroupedGeneration(task, num_groups)
     object.__setattr__(task, "make_generate_function", grouped.function)
     return grouped
-
-
-def can_generate(model: object) -> bool:
-    """Returns whether a model generates as tasks of KerasHub do."""
-    names = ("generate", "generate_step", "make_generate_function")
-    return isinstance(model, keras.Model) and all(
-        callable(getattr(model, name, None)) for name in names
-    )
 
 
 class GroupedGeneration:
@@ -93,7 +86,9 @@ class GroupedGeneration:
         self._task = task
         self.num_groups = num_groups
         self._make = type(task).make_generate_function
-        self._groups = CacheGroups()
+        self._lock = threading.Lock()  # of one set of caches
+        self._variables: dict[Hashable, tf.Variable] = {}
+        self._zero: tf.Variable | None = None
 
     def function(self) -> Callable:
         """Returns what the task calls with inputs and the tokens to stop at."""
@@ -108,7 +103,7 @@ class GroupedGeneration:
                 inputs = tree.map_structure(_as_tensor, inputs)
                 if stop_token_ids is not None:
                     stop_token_ids = tuple(stop_token_ids)
-                with self._groups.lock:  # one set of caches
+                with self._lock:
                     groups = self._groups_of(inputs)
                     return run(inputs, stop_token_ids, groups)
 
@@ -134,41 +129,87 @@ class GroupedGeneration:
     def _run(self, inputs: Nest, stop_token_ids: Nest, groups: int) -> Nest:
         """All groups, in one graph."""
         task, sampler = self._task, self._task.sampler
-        rows = _flat(inputs)[0].shape[0]
-        draws = None
+        rows, draws = _flat(inputs)[0].shape[0], None
         if groups > 1:
             draws = Draws(sampler, rows, _start(inputs))
-
-        def generate(m: int, first: int, last: int) -> Nest:
-            inputs_of_group = inputs
-            if groups > 1:
-                inputs_of_group = tree.map_structure(
-                    lambda t: None if t is None else t[first:last], inputs
-                )
-            reorders = _kind(sampler) is not _IN_PLACE
-            held = HeldCache(self._groups, m, reorders)
+        results = []
+        for m in range(groups):
+            of_group = inputs
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
-                call = _Sampling(sampler, held, draws)
-                enter(internals.replaced(task, "sampler", call))
+                sampling = _Sampling(sampler, self.variable, m, draws)
+                enter(internals.replaced(task, "sampler", sampling))
                 enter(zeros_apart())
                 if draws is not None:
+                    first, last = (rows * i // groups for i in (m, m + 1))
                     enter(draws.of_rows(first, last))
-                return task.generate_step(inputs_of_group, stop_token_ids)
-
-        tokens = self._groups.run(generate, rows, groups)
+                    of_group = tree.map_structure(
+                        lambda t, rows=slice(first, last): (
+                            None if t is None else t[rows]
+                        ),
+                        inputs,
+                    )
+                results.append(task.generate_step(of_group, stop_token_ids))
+        for variable in self._variables.values():  # which are used no more
+            with tf.device(variable.device):
+                variable.assign(tf.zeros((0,), variable.dtype))
         if draws is not None:
             draws.move_on()
-        return tokens
+        return tree.map_structure(
+            lambda *parts: None if parts[0] is None else tf.concat(parts, 0),
+            *results,
+        )
+
+    def variable(self, key: Hashable, part: tf.Tensor) -> tf.Variable:
+        """Returns a variable on the device of a part of a cache, which it gets.
+
+        TensorFlow's optimiser of graphs (2.21) takes the shape of what is
+        assigned first for the shape of all values of the variable. So a length
+        that grows from 0 begins with one that it cannot know: what a variable
+        says.
+        """
+        device = part.op.device
+        key = key, device, part.dtype
+        with internals.outside_functions():
+            if key not in self._variables:
+                with tf.device(device):
+                    self._variables[key] = tf.Variable(
+                        tf.zeros((0,), part.dtype),
+                        trainable=False,
+                        shape=tf.TensorShape(None),
+                    )
+            if self._zero is None:
+                with tf.device("CPU:0"):
+                    self._zero = tf.Variable(0, trainable=False)
+        with tf.device(device):
+            if part.shape[1:2] == [0]:
+                part = part[:, : self._zero.read_value()]
+            self._variables[key].assign(part)
+        return self._variables[key]
 
 
 class _Sampling:
-    """Stands for the sampler of a task, with a cache that stays."""
+    """Stands for the sampler of a task, with a cache that stays.
 
-    def __init__(self, sampler: Any, held: HeldCache, draws: Draws | None):
+    Args:
+        sampler: The sampler.
+        variable: Puts a part of a cache, with a key, into a variable.
+        group: The number of the group of prompts.
+        draws: Draws for it, if there are several.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        variable: Callable[[Hashable, tf.Tensor], tf.Variable],
+        group: int,
+        draws: Draws | None,
+    ):
         self._sampler = sampler
-        self._held = held
+        self._variable = variable
+        self._group = group
         self._draws = draws
+        self._leaves: list[_Leaf | None] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
@@ -181,15 +222,15 @@ class _Sampling:
         index: tf.Tensor | int = 0,
         **kwargs: object,
     ) -> Nest:
-        held, draws = self._held, self._draws
+        draws = self._draws
 
         def step(prompt: Nest, kept: Nest, index: tf.Tensor) -> Nest:
             if draws is not None:
                 draws.index = index
-            *others, cache = next(prompt, held.read(kept), index)
-            return *others, held.write(kept, cache)
+            *others, cache = next(prompt, self._read(kept), index)
+            return *others, self._write(kept, cache)
 
-        kept = None if cache is None else held.hold(cache)
+        kept = None if cache is None else self._hold(cache)
         if draws is None:
             return self._sampler(step, prompt, kept, index, **kwargs)
         run_loop = type(self._sampler).run_loop
@@ -203,6 +244,51 @@ class _Sampling:
             # All groups begin where all rows together would.
             index = draws.begin(index)
             return self._sampler(step, prompt, kept, index, **kwargs)
+
+    def _hold(self, cache: Nest) -> Nest:
+        """Puts a cache into variables.
+
+        Returns:
+            A nest like it, of the numbers of rows, which the loop reorders in
+            the cache's place; other tensors as they are, and those on devices
+            that only compile, which the loop has to carry.
+        """
+        kept: list[Any] = []
+        for tensor in tree.flatten(cache):
+            parts, leaf = _parts(tensor), None
+            if parts is not None:
+                key = self._group, len(kept)
+                leaf = _Leaf(
+                    [self._variable((*key, i), p) for i, p in enumerate(parts)],
+                    [part.shape for part in parts],
+                    _is_stack(tensor),
+                    _kind(self._sampler) is not _IN_PLACE,
+                )
+                tensor = _numbers(parts[0], parts[0].shape[:1])
+            self._leaves.append(leaf)
+            kept.append(tensor)
+        return tree.pack_sequence_as(cache, kept)
+
+    def _read(self, kept: Nest) -> Nest:
+        """Returns the cache for what the loop has carried instead."""
+        tensors = [
+            tensor if leaf is None else leaf.read(tensor)
+            for leaf, tensor in zip(self._leaves, tree.flatten(kept))
+        ]
+        return tree.pack_sequence_as(kept, tensors)
+
+    def _write(self, kept: Nest, cache: Nest) -> Nest:
+        """Writes what a step made of the cache; returns what is carried on.
+
+        `kept` is what the loop carried before the step.
+        """
+        tensors = [
+            new if leaf is None else leaf.write(rows, new)
+            for leaf, rows, new in zip(
+                self._leaves, tree.flatten(kept), tree.flatten(cache)
+            )
+        ]
+        return tree.pack_sequence_as(kept, tensors)
 
 
 def _kind(sampler: Any) -> set[str] | None:
@@ -406,140 +492,6 @@ def _devices_of_users(tensor: tf.Tensor) -> Iterator[str]:
             u for op in nearest for t in op.outputs for u in t.consumers()
         ]
         yield from (op.device for op in nearest if op.device)
-
-
-class CacheGroups:
-    """Groups of rows, each with variables for its caches.
-
-    One call at a time may use them, and has to hold `lock` while it runs.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._variables: dict[Hashable, tf.Variable] = {}
-        self._zero: tf.Variable | None = None
-
-    def run(
-        self,
-        function: Callable[[int, Any, Any], Nest],
-        rows: Any,
-        num_groups: int,
-    ) -> Nest:
-        """Computes something of each group, in the graph that is traced.
-
-        Args:
-            function: Takes the numbers of a group, of its first row and of the
-                one behind its last. Returns a nest of tensors (rows, ...).
-            rows: How many there are. If fewer than groups, some have none.
-            num_groups: How many groups.
-
-        Returns:
-            What `function` returns, of all rows.
-        """
-        ends = [rows * m // num_groups for m in range(num_groups + 1)]
-        results = [function(m, *ends[m : m + 2]) for m in range(num_groups)]
-        for variable in self._variables.values():  # which are used no more
-            with tf.device(variable.device):
-                variable.assign(tf.zeros((0,), variable.dtype))
-        return tree.map_structure(
-            lambda *parts: None if parts[0] is None else tf.concat(parts, 0),
-            *results,
-        )
-
-    def variable(self, key: Hashable, part: tf.Tensor) -> tf.Variable:
-        """Returns a variable on the device of a part of a cache, which it gets.
-
-        TensorFlow's optimiser of graphs (2.21) takes the shape of what is
-        assigned first for the shape of all values of the variable. So a length
-        that grows from 0 begins with one that it cannot know: what a variable
-        says.
-        """
-        device = part.op.device
-        key = key, device, part.dtype
-        with internals.outside_functions():
-            if key not in self._variables:
-                with tf.device(device):
-                    self._variables[key] = tf.Variable(
-                        tf.zeros((0,), part.dtype),
-                        trainable=False,
-                        shape=tf.TensorShape(None),
-                    )
-            if self._zero is None:
-                with tf.device("CPU:0"):
-                    self._zero = tf.Variable(0, trainable=False)
-        with tf.device(device):
-            if part.shape[1:2] == [0]:
-                part = part[:, : self._zero.read_value()]
-            self._variables[key].assign(part)
-        return self._variables[key]
-
-
-class HeldCache:
-    """The cache of one group of prompts, in variables.
-
-    Args:
-        groups: All groups.
-        of: Which of them this is, and which cache of it, if there are several.
-        reorders: Whether the sampler repeats or permutes rows.
-    """
-
-    def __init__(self, groups: CacheGroups, of: Any, reorders: bool):
-        self._groups = groups
-        self._of = of
-        self._reorders = reorders
-        self._leaves: list[_Leaf | None] = []
-
-    def hold(self, cache: Nest) -> Nest:
-        """Puts a cache into variables.
-
-        Returns:
-            A nest like it, of the numbers of rows; other tensors as they are,
-            and those on devices that only compile, which the loop has to carry.
-        """
-        kept = []
-        for n, tensor in enumerate(tree.flatten(cache)):
-            parts, leaf = _parts(tensor), None
-            if parts is not None:
-                leaf = _Leaf(
-                    [
-                        self._groups.variable((self._of, n, i), part)
-                        for i, part in enumerate(parts)
-                    ],
-                    [part.shape for part in parts],
-                    _is_stack(tensor),
-                    self._reorders,
-                )
-                # The loop reorders these in the cache's place.
-                tensor = _numbers(parts[0], parts[0].shape[:1])
-            self._leaves.append(leaf)
-            kept.append(tensor)
-        return tree.pack_sequence_as(cache, kept)
-
-    def read(self, kept: Nest) -> Nest:
-        """Returns the cache for what the loop has carried instead."""
-        return tree.pack_sequence_as(
-            kept,
-            [
-                tensor if leaf is None else leaf.read(tensor)
-                for leaf, tensor in zip(self._leaves, tree.flatten(kept))
-            ],
-        )
-
-    def write(self, kept: Nest, cache: Nest) -> Nest:
-        """Writes what a step has made of the cache that it has read.
-
-        `kept` is what the loop carried before the step; returns what it carries
-        on.
-        """
-        return tree.pack_sequence_as(
-            kept,
-            [
-                new if leaf is None else leaf.write(rows, new)
-                for leaf, rows, new in zip(
-                    self._leaves, tree.flatten(kept), tree.flatten(cache)
-                )
-            ],
-        )
 
 
 class _Leaf:

@@ -19,7 +19,6 @@ Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +36,8 @@ _MERGED = (
     "different sizes are, pass num_micro_batches=1 and no replicas, or pad "
     "them: a row for each example."
 )
+
+_NO_ROWS = "Received: a batch with zero rows. Drop empty batches of the data."
 
 _SPARSE = (
     tf.SparseTensor,
@@ -68,11 +69,6 @@ def as_specs(nest: Nest) -> Any:
     def as_spec(tensor: Any) -> keras.KerasTensor | None:
         if tensor is None:
             return None
-        if tf.TensorShape(tensor.shape).rank is None:
-            raise ValueError(
-                "Data must have a known number of dimensions. Received: "
-                f"{tensor}. Call `set_shape` on it where the dataset is made."
-            )
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         return keras.KerasTensor((None, *tensor.shape[1:]), dtype)
 
@@ -91,17 +87,12 @@ def check_dense(nest: Nest, name: str) -> None:
     for leaf in tree.flatten(nest):
         if is_dense(leaf):
             continue
-        kind = type(leaf).__name__.removesuffix("Spec")
-        cure = (
-            "Make it, or each mini-batch by `dataset.map`, dense: "
-            "`tf.sparse.to_dense(tensor)`; `matrix.toarray()` of SciPy's"
-        )
-        if kind == "RaggedTensor":
-            cure = "Pad it, or each mini-batch, by `tensor.to_tensor()`"
         raise ValueError(
             f"`{name}` must hold dense tensors of shape (batch, ...), whose "
-            f"rows fall into micro-batches. Received: a {kind} of shape "
-            f"{tuple(leaf.shape)}. {cure}."
+            f"rows fall into micro-batches. Received: a {type(leaf).__name__} "
+            f"of shape {tuple(leaf.shape)}. Make it dense: `tf.sparse.to_dense("
+            "tensor)`; `tensor.to_tensor()` of a ragged one; `matrix.toarray()`"
+            " of SciPy's."
         )
 
 
@@ -130,11 +121,7 @@ def batch_dimension(nest: Nest, name: str, is_split: bool = True) -> int | None:
             f"Received: {sorted(different)} rows. {_MERGED}"
         )
     if different == {0}:
-        raise ValueError(
-            f"`{name}` must have at least one row. Received: a batch with "
-            f"shapes {[tuple(leaf.shape) for leaf in leaves]}. Drop empty "
-            "batches from the data."
-        )
+        raise ValueError(f"`{name}` must have at least one row. {_NO_ROWS}")
     return next(iter(different if is_split else counts), None)
 
 
@@ -154,27 +141,22 @@ def check_rows(
     for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
         batch_dimension(nest, name, is_split)
         for leaf in _leaves(nest) if is_split else ():
-            first = leaf if first is None else first
+            if first is None:
+                first = leaf
+                continue
             message = (
-                "`x` must have the same number of rows everywhere."
-                if name == "x"
-                else f"`{name}` must have as many rows as `x`."
+                f"`{name}` must have as many rows as `x`, and all of `x` the "
+                f"same. {_MERGED}"
             )
             rows, others = first.shape[0], leaf.shape[0]
-            if leaf is first:
-                continue
             if None in (rows, others):
-                checks.append(
-                    tf.debugging.assert_equal(
-                        tf.shape(leaf)[0],
-                        tf.shape(first)[0],
-                        message=f"{message} {_MERGED}",
-                    )
-                )
+                sizes = (tf.shape(t)[0] for t in (leaf, first))
+                check = tf.debugging.assert_equal(*sizes, message=message)
+                checks.append(check)
             elif rows != others:
                 raise ValueError(
                     f"{message} Received: {rows} rows of x and {others} of "
-                    f"{name}. {_MERGED}"
+                    f"{name}."
                 )
     return [] if tf.executing_eagerly() else checks
 
@@ -205,8 +187,8 @@ def check_there(x: Nest) -> None:
     """Refuses a mini-batch without inputs."""
     if not _leaves(x):
         raise ValueError(
-            "`x` must hold the inputs of a mini-batch. "
-            f"Received: x={x!r}, without any tensor. Pass real rows."
+            f"`x` must hold the inputs of a mini-batch. Received: x={x!r}, "
+            "without any tensor."
         )
 
 
@@ -266,13 +248,9 @@ def check_shapes(x: Nest, specs: Nest, is_exact: bool) -> None:
     for spec, tensor in unlike(x, specs):
         is_other_rank = len(tensor.shape) != len(spec.shape)
         if is_exact or (is_other_rank and not tree.is_nested(specs)):
-            of = (
-                f" for the input '{spec.name}'" if tree.is_nested(specs) else ""
-            )
             raise ValueError(
-                "`x` must have the shape that the model was built for. "
-                f"Expected: {tuple(spec.shape)}{of}. Received: "
-                f"{tuple(tensor.shape)}."
+                f"`x` must have the shape {tuple(spec.shape)} of the input "
+                f"'{spec.name}'. Received: {tuple(tensor.shape)}."
             )
 
 
@@ -289,24 +267,6 @@ def unlike(x: Nest, specs: Nest) -> list[tuple[keras.KerasTensor, tf.Tensor]]:
             [None, *spec.shape[1:]]
         )
     ]
-
-
-def warn_of_unknown_sizes(x: Nest, specs: Nest) -> None:
-    """Warns that XLA compiles anew for each size of an axis."""
-    for tensor, spec in zip(tree.flatten(x), tree.flatten(specs)):
-        if tensor is None or spec is None:
-            continue
-        shape = tensor.shape.merge_with([None, *spec.shape[1:]])
-        if None in shape[1:]:
-            warnings.warn(
-                "XLA compiles every cell anew for each size that an axis of "
-                "the inputs has, which takes seconds and memory. Received: "
-                f"inputs of shape {tuple(shape)}. Pad them to a few sizes, as "
-                "by `tf.data.Dataset.bucket_by_sequence_length`; where it is "
-                "one size, say so: `tf.ensure_shape`.",
-                stacklevel=2,
-            )
-            return
 
 
 # ---------------------------------------------------------------- micro-batches
@@ -332,8 +292,7 @@ class MicroBatches:
             rows = [tf.shape(t)[0] for t in leaves[: 1 if is_split else None]]
             some = tf.debugging.assert_positive(
                 tf.add_n(rows),
-                "A batch must have at least one row. Received: a batch with "
-                "zero rows. Drop empty batches from the data.",
+                f"A batch must have at least one row. {_NO_ROWS}",
             )
             with tf.control_dependencies([some]):
                 self.num_rows: Any = tf.identity(rows[0])

@@ -49,7 +49,7 @@ def inside():
 @pytest.mark.parametrize("make", [queue, flat, across, of_all, inside])
 def test_outputs_that_are_not_one_a_row_are_refused(make):
     model = keras.Model(*make())
-    names = r"row for each row.*output .*of shape .*, made by '[a-z]"
+    names = r"row for each row.*output .*of shape "
     with pytest.raises(ValueError, match=names):
         tfgpipe.GPipe(model, 2, 2)
     tfgpipe.GPipe(model, 2, 1)

@@ -241,7 +241,10 @@ class OwnStep(Loop):
     ("use", "words"),
     [
         (lambda: tfgpipe.GPipe(OwnStep(), 2), "overrides train_step"),
-        (lambda: tfgpipe.layers_of(Loop()), "`call` of their own"),
+        (
+            lambda: tfgpipe.layers_of(Loop()),
+            "must be a functional `keras.Model`",
+        ),
         (
             lambda: tfgpipe.GPipe(Loop(), 6).build((None, 8)),
             r"number of layers, 5\. Received: num_partitions=6",

@@ -508,7 +508,7 @@ ELSEWHERE = [
     (
         2,
         (b"CPU:1", b"CPU:99"),
-        r"the file's devices=.*'CPU:99'.* num_partitions=1",
+        r"devices.*'CPU:99'",
     ),
     (
         COUNT,

@@ -224,7 +224,7 @@ class OwnStep(keras.Model):
 
 def test_model_with_a_step_and_no_call_is_told_to_become_a_subclass():
     text = told(ValueError, tfgpipe.GPipe, OwnStep(), 2)
-    assert "pass that model to a subclass of `tfgpipe.GPipe`" in text
+    assert "Override them in a subclass of `tfgpipe.GPipe`" in text
     assert documented("docs/training.md", "Denoiser").__base__ is tfgpipe.GPipe
 
 
@@ -245,7 +245,7 @@ def recurrent(is_stateful):
 @pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 2)])
 def test_stateful_layers_become_inputs_and_outputs(k, m):
     text = told(ValueError, tfgpipe.GPipe, recurrent(True), k)
-    assert "make the states inputs and outputs of the model" in text
+    assert "Make the states inputs and outputs of the model" in text
     stateful = documented("docs/your_model.md", "Stateful")
     x, y, found = normal(3 * ROWS, 5, 3), normal(3 * ROWS, 5, 2), []
     shapes = [(ROWS, units) for units in (6, 5, 5)]

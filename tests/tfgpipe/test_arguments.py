@@ -47,25 +47,25 @@ BAD_ARGUMENTS = {
         lambda: tfgpipe.GPipe([], 1),
         ("`layers` must be a list of at least one", "Received: layers=[]"),
     ),
-    "a_model": (
-        lambda: tfgpipe.GPipe(keras.Model(name="empty"), 1),
-        ("A model must have a `call`", "'empty', a Model with neither"),
-    ),
     "not_a_layer": (
         lambda: tfgpipe.GPipe([*dense(), np.tanh], 1),
-        ("must hold Keras layers", "ufunc", "at index 4", "Lambda"),
+        ("must hold Keras layers", "ufunc", "at index 4"),
     ),
     "pair_of_layers": (
         lambda: tfgpipe.GPipe([dense(2)], 1),
-        ("must hold Keras layers or pairs (layer, cost)", "type list"),
+        ("must hold Keras layers or pairs (layer, cost)", "at index 0"),
     ),
     "input_in_the_middle": (
         lambda: tfgpipe.GPipe([*dense(), keras.Input((3,))], 1),
-        ("must hold Keras layers", "at index 4", "`keras.Input` comes first"),
+        (
+            "must hold Keras layers",
+            "after at most a `keras.Input`",
+            "at index 4",
+        ),
     ),
     "same_names": (
         lambda: tfgpipe.GPipe([kl.Dense(3, name="a"), kl.ReLU(name="a")], 1),
-        ("`layers` must have different names", "['a']", "Pass `name=`"),
+        ("`layers` must have different names", "['a']"),
     ),
     "infinite_cost": (
         lambda: tfgpipe.GPipe([(kl.Dense(3, name="a"), float("inf"))], 1),
@@ -133,7 +133,7 @@ BAD_ARGUMENTS = {
     ),
     "stateful": (
         lambda: tfgpipe.GPipe([kl.LSTM(3, stateful=True, name="r")], 1),
-        ("layer 'r' with stateful=True", "Pass stateful=False"),
+        ("layer 'r' with stateful=True", "Make the states inputs and outputs"),
     ),
     "remat_of_a_cell_that_is_not_there": (
         lambda: tfgpipe.GPipe(dense(), 2, remat={0: "never", 2: "never"}),
@@ -208,7 +208,7 @@ BAD_ARGUMENTS = {
     ),
     "remat_of_keras": (
         lambda: tfgpipe.GPipe([recomputed("r")], 1),
-        ("layer 'r' with a `keras.RematScope`", "choose what is recomputed"),
+        ("layer 'r' with a `keras.RematScope`", "Choose what is recomputed"),
     ),
 }
 
@@ -441,7 +441,7 @@ def test_data_of_unknown_rank_is_an_error():
     batches = tf.data.Dataset.from_generator(
         lambda: iter([data()]), output_types=(tf.float32, tf.float32)
     )
-    with refused("must have a known number of dimensions", "`set_shape`"):
+    with refused("unknown rank"):
         fit(compiled(pipeline()), batches)
 
 

@@ -13,8 +13,8 @@ from keras_hub import samplers
 from tiny_presets import prompts
 
 import tfgpipe
-from tfgpipe import generation
 from tfgpipe.devices import names
+from tfgpipe.model import hooks
 
 CPUS = ["CPU:1", "CPU:2"]
 SAMPLERS = {
@@ -196,13 +196,13 @@ def test_neither_caches_nor_weights_are_sent(kind):
         ops = ancestors(nodes, name)
         assert "ReadVariableOp" not in ops or ops & {"_Recv", "_HostRecv"}
         assert "Fill" not in ops or dtype == tf.int32
-    held = pipeline._notes.generation._groups._variables.values()
+    held = pipeline._notes.generation._variables.values()
     assert {v.device[-5:] for v in held} == {"CPU:1", "CPU:2"}
 
 
 def test_loop_would_send_caches_otherwise(monkeypatch):
     """Of tasks whose `generate` is not replaced: so the test above can fail."""
-    monkeypatch.setattr(generation, "can_generate", lambda task: False)
+    monkeypatch.setattr(hooks, "install", lambda task, num_groups: None)
     task = small()
     pipeline_of(task, m=1)
     task.compile(sampler="greedy")
@@ -221,17 +221,17 @@ def test_loop_carries_caches_of_devices_that_only_compile(kind, monkeypatch):
     task.compile(sampler=SAMPLERS[kind]())
     monkeypatch.setattr(names, "only_compiles", lambda devices: True)
     np.testing.assert_array_equal(tokens(task.generate, x), expected)
-    assert not pipeline._notes.generation._groups._variables
+    assert not pipeline._notes.generation._variables
 
 
 def test_memory_of_caches_is_free_after_a_call():
     task = small()
     pipeline = pipeline_of(task)
     task.generate(prompts(task), stop_token_ids=None)
-    held = pipeline._notes.generation._groups._variables.values()
+    held = pipeline._notes.generation._variables.values()
     assert held and all(tf.size(v.read_value()) == 0 for v in held)
     task.generate(prompts(task, length=9), stop_token_ids=None)
-    assert len(pipeline._notes.generation._groups._variables) == len(held)
+    assert len(pipeline._notes.generation._variables) == len(held)
 
 
 def test_groups_are_no_more_than_devices_and_prompts():
@@ -256,9 +256,7 @@ def test_groups_are_no_more_than_devices_and_prompts():
 )
 def test_model_that_does_not_generate_says_what_would_be_needed(make):
     pipeline = pipeline_of(make(), m=1)
-    with pytest.raises(
-        ValueError, match=r"call_with_cache.*of the task itself"
-    ):
+    with pytest.raises(ValueError, match="that has a `generate_step`"):
         pipeline.generate("Once")
 
 

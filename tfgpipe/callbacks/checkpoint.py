@@ -28,7 +28,6 @@ from tfgpipe.checkpoints import (
     wait_for_all,
 )
 from tfgpipe.checks import checked_bool, checked_choice, checked_counts
-from tfgpipe.failures import interrupt_next_trace
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -163,14 +162,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._seen, self._epoch_after = epoch, 0, epoch + 1
         self._batch, self._start = self._start, 0
         self._counted = steps_of(self.model)
-
-    def on_train_batch_begin(
-        self, batch: int, logs: dict | None = None
-    ) -> None:
-        """After a signal, lets the step end while it is only being traced."""
-        signals = self._signals
-        if signals is not None:
-            interrupt_next_trace(signals.is_asked, self._end_if_asked)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Saves if it is time."""
@@ -370,12 +361,6 @@ class Signals:
         self._is_on = False
         if self.caught is not None:
             raise SystemExit(EXIT_CODES[self.caught])
-
-    def is_asked(self) -> bool:
-        """Returns whether a signal came in the `fit` that calls this."""
-        return self.caught is not None and self._is_in_fit(
-            inspect.currentframe()
-        )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_second = self.caught is not None  # it does not wait

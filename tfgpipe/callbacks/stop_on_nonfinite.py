@@ -206,7 +206,7 @@ def _in_order(model: GPipe, data: Nest) -> Iterator[tuple[bool, str]]:
             )
     for weight, d in zip(model.trainable_weights, gradients):
         yield (
-            d is None or bool(examine(total, [d], ()).is_finite),
+            d is None or bool(examine(total, [d])[0]),
             f"The gradient of the weight '{weight.path}' is finite, and the "
             "sum of its squares is not, which optimizers keep.",
         )

@@ -29,7 +29,6 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells.columns import Pieces, in_columns
-from tfgpipe.failures import check_interruption
 
 # Returns the cell of a call, by the called operation and the number of the call
 # (0, 1, ...); None for the cell of the call before.
@@ -170,7 +169,6 @@ class Sections:
         is_outside = internals.current_graph() is not self._graph
         if is_outside or self._is_inside_whole:
             return run()
-        check_interruption()
         self._calling.append(layer)
         around = tuple(self._calling)
         call = self._num_calls[id(layer)]

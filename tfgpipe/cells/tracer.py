@@ -50,7 +50,7 @@ from tfgpipe.cells.head import Head
 from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.devices import names
-from tfgpipe.failures import note_source, warn
+from tfgpipe.failures import warn
 from tfgpipe.graphs import (
     CellFunctions,
     Gradient,
@@ -140,7 +140,6 @@ def trace_model(
 
     function = tf.function(run, **options.of_function)
     graph = function.get_concrete_function(x, labels).graph
-    note_source(graph)
     strangers = internals.captures_of_strangers(graph)
     if strangers:
         raise ValueError(

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.failures import check_interruption, setting
+from tfgpipe.failures import setting
 from tfgpipe.internals import Nest
 
 # What is known of a micro-batch: values by the references of tensors of the
@@ -263,7 +263,6 @@ def traced(
         options: Of `tf.function`.
         definition: Of the graph with its operations.
     """
-    check_interruption()
     traced_later = tf.function(function, **options)
     library = definition.library.function
     bodies = [definition.node, *(f.node_def for f in library)]

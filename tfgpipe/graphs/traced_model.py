@@ -31,7 +31,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.failures import add_note, check_interruption
+from tfgpipe.failures import add_note
 from tfgpipe.graphs.cut import SIZES, called_functions
 from tfgpipe.graphs.gradient_sums import Gradient, of_tape
 from tfgpipe.internals import Nest
@@ -326,7 +326,6 @@ def differentiate(
         gradients: list[Any] = [None] * len(sources)
         with internals.noting_gradients(graph) as notes:
             if pairs and sources and traced.tape is not None:
-                check_interruption()
                 try:
                     gradients = traced.tape.gradient(
                         [t for t, _ in pairs], sources, [d for _, d in pairs]

@@ -1197,14 +1197,6 @@ def element_spec(epoch_iterator: Any) -> Any:
     return epoch_iterator._get_iterator().element_spec
 
 
-def num_adapters(model: keras.Model) -> int:
-    """How many layers, in others too, have had `enable_lora` called."""
-    return sum(
-        getattr(layer, "lora_enabled", False) is True
-        for layer in flat_layers(model)
-    )
-
-
 class HoldingModel(keras.Model):
     """A model that may hold more than its layers, as a functional model may."""
 
@@ -1268,17 +1260,6 @@ def save_by(
     _saving._walk_saveable = walk
 
 
-def has_group(store: Any, name: str) -> bool:
-    """Returns whether a file has something by a name, in a model or a layer.
-
-    `store` is what the `load_own_variables` of the model gets.
-    """
-    path = getattr(store, "_h5_entry_path", None) or ""
-    if not hasattr(store, "has_path"):  # before Keras 3.14
-        return f"{store.path}/{name}".strip("/") in store.h5_file
-    return store.has_path(f"{path}/{name}".strip("/"))
-
-
 _supports_jit = _trainer.model_supports_jit
 
 
@@ -1313,24 +1294,6 @@ class BuiltBeforeTracing(keras.Model):
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         return self.epoch_logs(super()._get_metrics_result_or_logs(logs))
-
-
-class Shown:
-    """A functional model with some attributes of another one.
-
-    For Keras's table and picture of a model, which ask what it is an instance
-    of, and then for what a functional one has.
-    """
-
-    def __init__(self, model: keras.Model, **attributes: Any):
-        vars(self).update(attributes, model=model)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self.model)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["model"], name)
 
 
 def draw_as(cls: type, shown: Callable[[Any], Any]) -> None:

@@ -55,8 +55,6 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 
 _IS_COMPILED = "_XlaMustCompile"
-# Attributes in which TensorFlow notes what checkpoints have of a thing.
-OF_TRACKING = "_self_"
 
 
 class Replaceable:
@@ -386,30 +384,6 @@ def in_custom_gradient(thing: object) -> bool:
 
 
 # ------------------------------------------------------------------- variables
-@contextlib.contextmanager
-def restoring(handles: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Afterwards, variables have the values that they had before.
-
-    Other tensors are left alone, and variables that have no value.
-    """
-    before = [
-        (handle, _value(handle))
-        for handle in handles
-        if handle.dtype == tf.resource
-        and tf.raw_ops.VarIsInitializedOp(resource=handle)
-    ]
-    try:
-        yield
-    finally:
-        for handle, value in before:
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def _value(handle: tf.Tensor) -> tf.Tensor:
-    dtype = handle._handle_data.shape_and_type[0].dtype
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-
 def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
     """Gives a variable the storage of another one, which is no more used."""
     variable._handle = moved._handle
@@ -434,11 +408,6 @@ def share_rendezvous(function: Any) -> None:
     for an operation that it does not have, they take each other's tensors.
     """
     function._shared_rendezvous = True
-
-
-def set_message(error: tf.errors.OpError, message: str) -> None:
-    """Changes what an error of TensorFlow's says."""
-    error._message = message
 
 
 def analysis_stopper() -> tf.Operation:

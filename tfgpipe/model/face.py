@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import tree
 
-from tfgpipe import failures, internals
+from tfgpipe import internals
 from tfgpipe.arguments import DEFAULTS, Arguments
 from tfgpipe.inputs import shapes, unlike
 from tfgpipe.internals import Nest
@@ -37,8 +37,15 @@ FORWARDED = (
     "variable_dtype",
 )
 
-# What a functional model, or a model's class, may have, and Keras asks for.
-_ASKED_FOR = ("load_assets", "operations", "output_names", "save_assets")
+# What a functional model, or a model's class, may have, and Keras asks for; and
+# what a task of KerasHub has.
+_ASKED_FOR = (
+    "load_assets",
+    "operations",
+    "output_names",
+    "preprocessor",
+    "save_assets",
+)
 
 # What the saver does not look into: it finds the layers by other names.
 _HIDDEN = {"held_parts", "model", "sequence", "user_model"}
@@ -48,17 +55,6 @@ _BESIDE = "gpipe_"
 
 # Keras itself refuses other `layers`.
 _FIXED = {*DEFAULTS, "costs"}
-
-
-def _holds_layers(value: Any, model: keras.Model) -> bool:
-    """Returns whether a value has a layer that the graph has not."""
-    if isinstance(value, keras.layers.Layer):
-        return all(value is not operation for operation in model.operations)
-    if isinstance(value, dict):
-        value = [*value.values()]
-    return isinstance(value, (list, tuple)) and any(
-        _holds_layers(one, model) for one in value
-    )
 
 
 def _forwarded(name: str) -> property:
@@ -89,7 +85,6 @@ class Face(internals.HoldingModel):
         super().__init__(**kwargs)
         self._arguments = arguments
         self._built: Built | None = None
-        self._layers_come_first = False
         model = self.user_model
         # All that Keras tracks of the layers, and so the order of variables.
         self.held_parts = self.sequence if model is None else [model]
@@ -107,18 +102,11 @@ class Face(internals.HoldingModel):
                 f"`tfgpipe.GPipe(layers, {name}={value!r}, ...)`"
             )
         elif name in ("activity_regularizer", "call") and value is not None:
-            cure = (
-                "A pipeline calls its layers, and not the model. Put what it "
-                "does into a layer of the list"
-            )
+            cure = "Put what it does into a layer of the list"
         elif name == "jit_compile":  # Keras skips values that are as before
             object.__setattr__(self, name, value)
             return
-        elif (
-            name not in vars(self)
-            and not hasattr(type(self), name)
-            and self._held(name) is not None
-        ):
+        elif name == "preprocessor" and hasattr(self.user_model, name):
             cure = f"The model inside has it: set `model.model.{name}`"
         if cure is not None:
             raise AttributeError(
@@ -146,36 +134,20 @@ class Face(internals.HoldingModel):
         return self.user_model
 
     # ------------------------------------------------------- what a model holds
-    def _held(self, name: str) -> Any:
-        """Returns an attribute of the model that holds layers beside its graph.
-
-        A task of KerasHub has its `preprocessor`.
-        """
-        if name.startswith(internals.OF_TRACKING):
-            return None
-        model = self.user_model
-        if name in _ASKED_FOR:
-            return getattr(model, name, None)
-        try:
-            value = getattr(model, name)
-            return value if _holds_layers(value, model) else None
-        except Exception:  # Keras, too, passes by what raises, to save
-            return None
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Layers that the model holds besides its graph."""
-            value = self._held(name)
+            """What the model has, of what Keras asks for."""
+            if name in _ASKED_FOR:
+                value = getattr(self.user_model, name, None)
+                if value is not None:
+                    return value
             # A property that has no value has an error that says why.
-            return super().__getattribute__(name) if value is None else value
+            return super().__getattribute__(name)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers, each once; in the order of the `model`, if it has one.
-
-        What a subclass holds besides is in its attributes.
-        """
+        """The layers, each once; in the order of the `model`, if it has one."""
         model = self._source.model
         layers_by_id = {id(layer): layer for layer in self.sequence}
         return [*layers_by_id.values()] if model is None else model.layers
@@ -304,8 +276,7 @@ class Face(internals.HoldingModel):
             raise error(
                 f"`{what}` needs a model that is built. Received: "
                 f"'{self.name}', which has seen no data. Call "
-                "`model.build(input_shape)` first, or let the list of layers "
-                "begin with `keras.Input(shape)`."
+                "`model.build(input_shape)` first."
             )
         return self._built
 
@@ -366,28 +337,13 @@ class Face(internals.HoldingModel):
         if model is None:
             super().summary(*args, **kwargs)
         else:
-            with _summary.by(self._summary_of):
-                model.summary(*args, **kwargs)
+            model.summary(*args, **kwargs)
         if self._built is not None:
             print_cells(self.cells(), kwargs.get("print_fn"))
-
-    def _summary_of(
-        self, model: keras.Model, *args: Any, **kwargs: Any
-    ) -> None:
-        """Keras's summary, by this name and with this optimizer."""
-        if model is self._source.model:
-            model = internals.Shown(
-                model,
-                name=self.name,
-                compiled=self.compiled,
-                optimizer=getattr(self, "optimizer", None),
-            )
-        _summary.original(model, *args, **kwargs)
 
     # ---------------------------------------------------------------- files
     def save_own_variables(self, store: Any) -> None:
         """Writes what no layer has: what the model makes itself, as it does."""
-        self._layers_come_first = False
         values, beside = dict[str, Any](), dict[str, Any]()
         super().save_own_variables(beside)
         if self.user_model is not None:
@@ -398,41 +354,22 @@ class Face(internals.HoldingModel):
             store[name] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` wrote, or that of the plain model.
-
-        Files of earlier versions have nothing that the model makes itself,
-        which is said; and of a model with a `call` all layers as `layers`.
-        """
+        """Reads what `save_own_variables` wrote, or the plain model."""
         model = self.user_model
-        self._layers_come_first = False
         if model is None:
             super().load_own_variables(store)
             return
-        if not internals.is_functional(model):
-            names = [name for name, _ in internals.saved_parts(model)]
-            early = names[: names.index("layers")] if "layers" in names else []
-            self._layers_come_first = internals.has_group(
-                store, "layers"
-            ) and not any(internals.has_group(store, name) for name in early)
-        names = [*store.keys()]
         if internals.direct_variables(self):
             expected: dict[str, Any] = {}
             model.save_own_variables(expected)
             prefix = _BESIDE if expected else ""
+            names = [*store.keys()]
             beside = [name for name in names if name.startswith(prefix)]
             super().load_own_variables(
                 {name.removeprefix(prefix): store[name] for name in beside}
             )
             store = {n: store[n] for n in names if n not in beside}
-        lost = [v.name for v in internals.direct_variables(model)]
-        if names or not lost:
-            model.load_own_variables(store)
-            return
-        failures.warn(
-            "Files of earlier versions lack the weights that a model makes by "
-            f"`add_weight`. Received: model '{model.name}', of which {lost} "
-            "are not in the file, and stay as they are."
-        )
+        model.load_own_variables(store)
 
     def parts_in_files(self) -> Iterator[tuple[str, Any]]:
         """Returns what Keras's files have of it, as of the plain model.
@@ -443,8 +380,6 @@ class Face(internals.HoldingModel):
         model, hidden = self.user_model, {*_HIDDEN}
         if model is not None:
             hidden.add("layers")
-            if self._layers_come_first:
-                yield "layers", model.layers
             for name, part in internals.saved_parts(model):
                 if name != "optimizer":
                     yield name, part
@@ -455,6 +390,5 @@ class Face(internals.HoldingModel):
 
 for _name in FORWARDED:
     setattr(Face, _name, _forwarded(_name))
-_summary = internals.Replaceable(keras.Model, "summary")
 internals.save_by(Face, Face.parts_in_files)
 internals.draw_as(Face, lambda model: model.model if model.built else model)

@@ -300,8 +300,7 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         if not hasattr(model, "save_to_preset"):
             raise ValueError(
                 "`save_to_preset` needs a `GPipe` of a task or a backbone of "
-                f"KerasHub. Received: '{self.name}'. Write a file by "
-                "`pipeline.save('model.keras')` instead."
+                f"KerasHub. Received: '{self.name}'."
             )
         folder = os.fspath(preset_dir)
         model.save_to_preset(folder, max_shard_size=max_shard_size)
@@ -344,12 +343,9 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         self._check_storage()
         generation = self._notes.generation
         if generation is None:
-            what = getattr(self._source.model, "name", None) or self.name
             raise ValueError(
-                "`generate` needs a `GPipe` of a task of KerasHub, whose "
-                "`generate_step` calls its layers on a cache, as by "
-                f"`call_with_cache`. Received: '{what}', which has none. Make "
-                "it of the task itself, not of its backbone or its layers."
+                "`generate` needs a `GPipe` of a task of KerasHub that has a "
+                f"`generate_step`. Received: '{self.name}'."
             )
         if num_groups is not None:
             (num_groups,) = checked_counts(num_groups=num_groups)

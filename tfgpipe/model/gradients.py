@@ -8,7 +8,6 @@ The same passes as in a step of the pipeline's, without its update:
 
 from __future__ import annotations
 
-import bdb
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,10 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals
+from tfgpipe import failures, internals
 from tfgpipe.graphs import is_continuous
 from tfgpipe.internals import Nest
+from tfgpipe.model.own_step import in_pipeline
 from tfgpipe.model.step import TrainingSteps, as_graph
 
 
@@ -27,10 +27,8 @@ def _refuse_tapes(*_: Any) -> None:
     """Is called where a tape differentiates what has gone forward and back."""
     raise ValueError(
         "What `loss_and_gradients` returns must not be differentiated by a "
-        "tape: it has gone through the pipeline and back already. Take the "
-        "gradients that it returns. For others, call the model inside the "
-        "tape, `model(x, training=True)`: layer by layer, without "
-        "micro-batches."
+        "tape: take the gradients that it returns. For others, call the model "
+        "inside the tape, `model(x, training=True)`, layer by layer."
     )
 
 
@@ -160,8 +158,11 @@ class OwnSteps(TrainingSteps):
         getattr(self, f"make_{kind}_function")()  # what Keras checks before
         self.note_data(data)
         batch, _ = self._unpack(data, with_loss=kind != "predict")
+        name = step.__name__
+        if self.run_eagerly or tf.config.functions_run_eagerly():
+            return self._run_keras_step(name, batch)
         known = self._notes.functions.setdefault(kind, {})
-        key = step.__name__, *(v.trainable for v in self.variables)
+        key = name, *(v.trainable for v in self.variables)
         if key not in known:
             # Traced anew for other numbers of rows: where they are known, as
             # eagerly, Keras weighs the losses of several outputs by them.
@@ -169,54 +170,27 @@ class OwnSteps(TrainingSteps):
             call = self._explained(lambda function, data: function(data))
             known[key] = traced, call
         traced, call = known[key]
-        if self.run_eagerly or tf.config.functions_run_eagerly():
-            with self.nothing_eager():
-                captured = _captured_by(call, traced, data)
-            known_to_keras = [*self.variables, *self.metrics_variables]
-            captured += [v.value.handle for v in known_to_keras]
-            with internals.restoring(captured):
-                self._run_in_python(kind, *batch)
-        with self.nothing_eager():
-            if not internals.tapes_are_recording():
-                return call(traced, data)
-            # Tapes are needed in the graph, and of no use around it.
-            call(traced.get_concrete_function, data)
-            with internals.not_recording():
-                return call(traced, data)
+        if not internals.tapes_are_recording():
+            return call(traced, data)
+        # Tapes are needed in the graph, and of no use around it.
+        call(traced.get_concrete_function, data)
+        with internals.not_recording():
+            return call(traced, data)
 
-    def _run_in_python(
-        self, kind: str, x: Nest, y: Nest, sample_weight: Nest
-    ) -> None:
-        """Has Python run the model, loss and metrics on a whole mini-batch.
-
-        That is for breakpoints and the like in the user's code: nothing that
-        they return or assign is kept. The step that trains is the graph.
-        """
-        built = self.built_for("a step")
-        cells = {id(la): cell for cell in built.cells for la in cell.sequence}
-
-        def called(layer: keras.layers.Layer, run: Callable[[], Any]) -> Any:
-            cell = cells.get(id(layer))
-            if cell is None:
-                return run()
-            with cell.naming(layer):  # in errors
-                return run()
-
-        with internals.around_calls(called):
-            y_pred = built.source.call(built.as_taken(x), kind == "train")
-        if kind != "predict":
-            self.compute_loss(x, y, y_pred, sample_weight)
-            self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def _captured_by(call: Callable, function: Any, data: Nest) -> list[tf.Tensor]:
-    """Returns what a step reads and assigns; nothing if it cannot be traced.
-
-    It fails in Python then, which says more. `call` calls what traces it.
-    """
-    try:
-        return [*call(function.get_concrete_function, data).captured_inputs]
-    except bdb.BdbQuit:  # asked for in a debugger
-        raise
-    except Exception:
-        return []
+    def _run_keras_step(self, name: str, batch: tuple[Any, Any, Any]) -> Any:
+        """Runs Keras's own step, on the whole mini-batch, for debugging."""
+        if self._notes.skips is not None:
+            raise ValueError(
+                "`skip_nonfinite` needs steps that are graphs. Received: "
+                "run_eagerly=True. Leave one of them out."
+            )
+        with failures.setting(in_pipeline, True):
+            if hasattr(keras.Model, name):
+                return getattr(keras.Model, name)(self, batch)
+            with tf.GradientTape() as tape:
+                y_pred = self(batch[0], training=True)
+                loss = self.compute_loss(*batch[:2], y_pred, batch[2])
+            if name == "_passed_with_metrics":
+                self.compute_metrics(*batch[:2], y_pred, batch[2])
+            weights = [v.value for v in self.trainable_variables]
+            return loss, tape.gradient(loss, weights)

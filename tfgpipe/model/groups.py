@@ -165,35 +165,21 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
             for step in arguments.source.steps
             if is_named(step.section, name)
         }
-        if not named:
-            have = dict.fromkeys(
+        sizes = [num_columns(layer, count) for layer in named.values()]
+        if not named or min(sizes) < count:
+            have = {
                 step.section.name
                 for step in arguments.source.steps
                 if num_columns(step.operation, 2)
-            )
+            }
             raise ValueError(
-                "`shards` must name layers that the model calls. Received: "
-                f"{name!r}. Those that have columns: {[*have]}."
+                "`shards` must name layers that the model calls, of "
+                f"{WITH_COLUMNS}, without quantisation, and of at least as "
+                f"many columns. Received: {name!r}: {given!r}. Those that "
+                f"have columns: {sorted(have)}. A subclass that keeps Keras's "
+                "`call` may say `is_column_wise = True`."
             )
-        for key, layer in named.items():
-            size = num_columns(layer, count)
-            if size < count:
-                raise ValueError(
-                    "`shards` must be of layers that can be computed in "
-                    f"columns: {WITH_COLUMNS}, without quantisation; and at "
-                    f"most as many as there are columns. Received: {name!r}: "
-                    f"{given!r}, and layer '{layer.name}' of class "
-                    f"{type(layer).__name__}, which has {size}. Leave it out, "
-                    "or ask for fewer; or say `is_column_wise = True` in a "
-                    "subclass that keeps Keras's `call`."
-                )
-            if key in by_layer:
-                raise ValueError(
-                    "`shards` must name each layer once. Received: "
-                    f"{[*arguments.shards]}, of which several are layer "
-                    f"'{layer.name}'."
-                )
-            by_layer[key] = given
+        by_layer |= dict.fromkeys(named, given)
     return by_layer
 
 
@@ -265,9 +251,6 @@ def tell_of_large(
     waiting = 1 - 1 / max(1.0, share * num_devices)
     if waiting <= _WAITING or sum(source.flops) < _FEW_FLOPS:
         return
-    # So many devices do not wait so long.
-    fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
-    replicas = num_devices // fewer
     count = min(num_devices, num_columns(step.operation, num_devices))
     if (
         count > 1
@@ -276,19 +259,15 @@ def tell_of_large(
         and id(step.operation) not in sharded(arguments)
     ):
         shards = {**arguments.shards, step.section.name: count}
-        cure = f"pass shards={shards}"
+        cure = f"shards={shards}"
     else:
-        cure = f"pass num_partitions={fewer}"
-        if arguments.num_replicas == 1 and replicas > 1:
-            cure += (
-                ", or make it in the scope of "
-                f"`tfgpipe.PipelineStrategy({replicas}, {fewer})`, which "
-                "shares out rows"
-            )
+        # So many devices do not wait so long.
+        fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
+        cure = f"num_partitions={fewer}"
     failures.warn(
         f"With num_partitions={arguments.num_partitions}, devices wait for "
         f"layer '{step.layer.name}' for {waiting:.0%} of a step, as it has "
-        f"{share:.0%} of the cost of all layers: {cure}."
+        f"{share:.0%} of the cost of all layers: pass {cure}."
     )
 
 

@@ -27,7 +27,7 @@ from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names, placement
 from tfgpipe.devices import strategy as strategy_lib
-from tfgpipe.failures import explained, interruptible
+from tfgpipe.failures import explained
 from tfgpipe.generation import GroupedGeneration, install
 from tfgpipe.graphs import NotCompilable, in_turn
 from tfgpipe.inputs import as_specs, is_dense, shapes
@@ -54,7 +54,7 @@ class _Notes:
         input_spec: What `build` is called for, which gets the shapes alone.
         storage: Where the variables are; None before they are placed.
         skips: Counts mini-batches that were skipped, if they are.
-        is_new: Whether nothing was trained yet.
+        is_told_of_waiting: Whether it was warned of.
         base_calls: How often each method marked with `base` was called.
         functions: By kind of step, the function of an eager call, and what
             calls it, see `run_as_graph`.
@@ -76,7 +76,7 @@ class _Notes:
     input_spec: Nest = None
     storage: placement.Storage | None = None
     skips: Skips | None = None
-    is_new: bool = True
+    is_told_of_waiting: bool = False
     base_calls: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -201,17 +201,14 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             and internals.supports_jit(self)
         )
 
-    def compiled_if_possible(
-        self, make: Callable[[bool], Any], is_eager: bool
-    ) -> Any:
+    def compiled_if_possible(self, make: Callable[[bool], Any]) -> Any:
         """Returns what a function makes that is told whether XLA compiles.
 
-        `is_eager` is whether Python runs the model first: then it does not.
         By default, a model that XLA cannot compile is left as it is, as a whole
         and from then on: XLA draws other random numbers from a seed, so bits
         would follow from the cells that it compiles.
         """
-        compiles = self.compiles and not is_eager
+        compiles = self.compiles
         self.group_for(compiles)
         try:
             return make(compiles)
@@ -233,9 +230,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         if self._is_to_be_made("train", force):
             self._arguments.check_training()
             super().make_train_function(force)
-            self.train_function = interruptible(
-                self._explained(self._overlapping(self.train_function))
-            )
+            self.train_function = self._explained(self.train_function)
+        self._warn_of_waiting()
 
     @base
     def make_test_function(self, force: bool = False) -> None:
@@ -275,14 +271,14 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
 
         return function
 
-    def _cells_so_far(self) -> Sequence[Cell]:
-        """None before the model is built, which functions may be made for."""
-        return () if self._built is None else self._built.cells
-
     def _explained(self, function: Callable) -> Callable:
         is_alone = self.steps_per_execution == 1
         around = functools.partial(in_turn, is_alone)
-        return explained(function, self._cells_so_far, around)
+
+        def cells() -> Sequence[Cell]:  # the model may be built later
+            return () if self._built is None else self._built.cells
+
+        return explained(function, cells, around)
 
     def place(self) -> None:
         """Gives the variables storage on the devices of their cells.
@@ -319,11 +315,12 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         storage = self._notes.storage
         if storage is None:
             return
-        variables = [v for layer in self.sequence for v in layer.variables]
-        is_new = any(
-            id(variable) not in storage.known for variable in variables
+        is_known = all(
+            id(variable) in storage.known
+            for layer in self.sequence
+            for variable in layer.variables
         )
-        if is_new or not all(map(internals.is_created, self.variables)):
+        if not is_known or not all(map(internals.is_created, self.variables)):
             self.place()
 
     def _check_scope(self) -> None:
@@ -332,11 +329,10 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         if strategy not in (None, known):
             made_in = "no scope" if known is None else f"that of {known}"
             raise ValueError(
-                "A `GPipe` must be used in the scope of the strategy in whose "
-                "scope it was made, or of none. Received: the scope of "
-                f"{strategy}, and a model that was made in {made_in}. Leave "
-                "the scope, and do without the strategy's `run`. "
-                f"{strategy_lib.INSTEAD}"
+                "A `GPipe` must be used in the scope in which it was made, or "
+                f"in none. Received: the scope of {strategy}, and a model that "
+                f"was made in {made_in}. Leave the scope, and do without the "
+                f"strategy's `run`. {strategy_lib.INSTEAD}"
             )
 
     def prepare(
@@ -361,64 +357,26 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             if internals.has_all_weights(self):
                 self.build_optimizer()  # else when the step has called them
 
-    def _overlapping(self, function: Callable) -> Callable:
-        """A training function that warns if its devices do not work together.
-
-        Its first rows are counted when they have run: `fit` traces a step for
-        any number of them.
-        """
-        notes, m = self._notes, self.num_micro_batches
-
-        def seen() -> Any:
-            """Returns how many rows it has trained on, in how many steps."""
-            rows = internals.loss_tracker(self).count
-            steps = getattr(self.optimizer, "iterations", 0)
-            return np.array([int(rows), int(steps)])
-
-        @functools.wraps(function)
-        def looked_at(*args: object) -> Any:
-            if not notes.is_new:
-                return function(*args)
-            if m > 1 and self._arguments.has_only_device:
-                failures.warn(
-                    f"Nothing is pipelined: {self.devices[0]!r} trains all "
-                    f"layers, and {m} micro-batches one after the other. "
-                    "Expected: at least 2 devices, by num_micro_batches="
-                    f"{m}. {names.why_no_more()} Pass num_partitions=1 if you "
-                    f"want that, to save memory; {names.SPLIT_CPU}."
-                )
-            before = seen()
-            result = function(*args)
-            notes.is_new = False
-            rows, steps = seen() - before
-            # A step of a user's counts rows as it likes.
-            is_own = notes.base_calls["loss_and_gradients"] > 0
-            is_counted = steps > 0 and not is_own
-            self._warn_of_waiting(rows // steps if is_counted else None)
-            return result
-
-        return looked_at
-
-    def _warn_of_waiting(self, rows: int | None) -> None:
-        """Warns of too few micro-batches; `rows` of a mini-batch, if known."""
-        num_devices = len({cell.callers[0] for cell in self._cells_so_far()})
-        m, r = self.num_micro_batches, self.num_replicas
-        if num_devices == 1:
+    def _warn_of_waiting(self) -> None:
+        """Warns, once, of devices that do not train at the same time."""
+        m, is_told = self.num_micro_batches, self._notes.is_told_of_waiting
+        self._notes.is_told_of_waiting = True
+        if is_told:
             return
-        if self._has_default_m:
+        num_devices = len({*self._arguments.grid[0]})
+        if m > 1 and self._arguments.has_only_device:
+            failures.warn(
+                f"Nothing is pipelined: {self.devices[0]!r} trains all "
+                f"layers, and {m} micro-batches one after the other. "
+                f"{names.why_no_more()} Pass num_partitions=1 if you want "
+                f"that, to save memory; {names.SPLIT_CPU}."
+            )
+        elif self._has_default_m and num_devices > 1:
             failures.warn(
                 f"Devices wait for each other: {num_devices} of them train one "
                 "micro-batch, the default of `num_micro_batches`. Pass "
-                f"num_micro_batches={4 * num_devices}, say, and mini-batches "
-                "of more rows than that; or num_micro_batches=1 if it is their "
-                "memory that you want."
-            )
-        elif rows is not None and max(rows, 1) < m * r:
-            failures.warn(
-                f"Devices wait for each other: a mini-batch of {rows} rows is "
-                f"split into {rows} micro-batches. Expected: at least {m * r}, "
-                f"by num_micro_batches={m} and {r} replicas. Train on "
-                "mini-batches of more rows, or pass a smaller one."
+                f"num_micro_batches={4 * num_devices}, say; or "
+                "num_micro_batches=1 if it is their memory that you want."
             )
 
     def _follows_task(self) -> bool:
@@ -504,9 +462,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         notes.is_warned_of_tape = True
         failures.warn(
             f"Nothing is pipelined: '{self.name}' is called inside a gradient "
-            "tape, where its layers run one after the other on whole "
-            "mini-batches. Call its own `fit`, or take gradients from its "
-            "`loss_and_gradients(x, y, sample_weight)` in your step."
+            "tape, layer after layer. Call its `fit`, or take gradients from "
+            "its `loss_and_gradients(x, y, sample_weight)` in your step."
         )
 
     def cast_inputs(self, x: Nest) -> Any:
@@ -533,14 +490,16 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         Saved with the model. The optimizer's iterations and these are all that
         it has seen in training.
         """
-        skips = self._notes.skips
-        return 0 if skips is None else skips.total
+        return self._skipped("total")
 
     @property
     def skipped_in_a_row(self) -> int:
         """How many of the last mini-batches were skipped, up to now."""
+        return self._skipped("in_a_row")
+
+    def _skipped(self, name: str) -> int:
         skips = self._notes.skips
-        return 0 if skips is None else skips.in_a_row
+        return 0 if skips is None else int(skips.counts[name].numpy())
 
     def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Tells what `fit` shows: NaN of an epoch that was skipped as a whole.

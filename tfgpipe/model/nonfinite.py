@@ -24,9 +24,8 @@ where data of loss spikes are skipped by hand.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -35,6 +34,8 @@ from tfgpipe import internals
 from tfgpipe.devices import placement
 
 TensorOrSlices: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+_Pairs: TypeAlias = "Iterable[tuple[TensorOrSlices | None, keras.Variable]]"
+_Assigned: TypeAlias = "Iterable[tuple[keras.Variable, tf.Tensor]]"
 
 _SMALL = 2**14  # numbers of a tensor that is looked at along with others
 _WINDOW = 128  # mini-batches that an outlier is compared with
@@ -46,70 +47,63 @@ def all_finite(tensors: Iterable[TensorOrSlices | None]) -> tf.Tensor:
 
     A scalar, of one from each device.
     """
-    return _all_at_once([_is_finite(tensor) for tensor in _dense(tensors)])
-
-
-def _dense(tensors: Iterable[TensorOrSlices | None]) -> list[tf.Tensor]:
-    return [getattr(t, "values", t) for t in tensors if t is not None]
-
-
-class Findings(NamedTuple):
-    """Findings about a mini-batch before its update.
-
-    Attributes:
-        is_finite: Whether it may be applied, a scalar.
-        size: (3,) float32: its loss, and the norms of its gradients and of
-            what it changes of state. None if nobody has asked.
-    """
-
-    is_finite: tf.Tensor
-    size: tf.Tensor | None
+    return _all_at_once([_is_finite(t) for t in tensors if t is not None])
 
 
 def examine(
     loss: tf.Tensor,
     gradients: Iterable[TensorOrSlices | None],
-    changes: Iterable[tuple[tf.Tensor, tf.Tensor]],
+    changes: Iterable[tuple[tf.Tensor, tf.Tensor]] = (),
     measures: bool = False,
-) -> Findings:
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Looks at a mini-batch, once on each device; the loss is a scalar.
 
     Nothing but scalars leaves the device of a gradient. `changes` are pairs of
-    what state was, where it is, and what it becomes; `measures` is whether the
-    mini-batch's size is wanted.
+    what state was, where it is, and what it becomes.
+
+    Returns:
+        Whether it may be applied, a scalar; and, if `measures`, (3,) float32:
+        its loss, and the norms of its gradients and of what it changes of
+        state.
     """
     flags, squares, moved = [_is_finite(loss)], [], []
     # One number for each: the sum of squares is finite only if all of it is.
-    for (gradient,) in _together((g,) for g in _dense(gradients)):
+    given = [(_as_real(g),) for g in gradients if g is not None]
+    for (gradient,) in _together(given):
         with tf.device(gradient.device or None):
-            gradient = _as_real(gradient)
             if gradient.dtype == tf.float16:  # optimizers keep float32
                 gradient = tf.cast(gradient, tf.float32)
-            square = tf.nn.l2_loss(gradient)
-            flags.append(tf.math.is_finite(square))
-            squares.append(square)
+            squares.append(tf.nn.l2_loss(gradient))
+            flags.append(tf.math.is_finite(squares[-1]))
     # What was infinite already, as a least value at first, may stay so.
-    for old, new in _together(changes):
+    for old, new in _together([(_as_real(a), _as_real(b)) for a, b in changes]):
         with tf.device(old.device or None):
-            old, new = map(_as_real, (old, new))
-            stays = tf.math.is_finite(new) | ~tf.math.is_finite(old)
-            flags.append(tf.reduce_all(stays))
+            was, becomes = tf.math.is_finite(old), tf.math.is_finite(new)
+            flags.append(tf.reduce_all(becomes | ~was))
             if measures:
-                by = tf.abs(new - old)
-                by = tf.where(tf.math.is_finite(by), by, tf.zeros_like(by))
+                zeros = tf.zeros_like(new)
+                by = tf.where(becomes & was, new - old, zeros)
                 moved.append(tf.nn.l2_loss(by))
     size = None
     if measures:
         value = tf.cast(tf.math.real(loss), tf.float32)
         size = tf.stack([value, _norm(squares), _norm(moved)])
-    return Findings(_all_at_once(flags), size)
+    return _all_at_once(flags), size
 
 
-def _as_real(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the parts of complex numbers; real numbers as they are."""
+def _as_real(tensor: TensorOrSlices) -> tf.Tensor:
+    """Returns the numbers of a tensor or slices, of complex ones the parts."""
+    tensor = getattr(tensor, "values", tensor)
     if not tensor.dtype.is_complex:
         return tensor
-    return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+    with tf.device(tensor.device or None):
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+
+
+def _is_finite(tensor: TensorOrSlices) -> tf.Tensor:
+    tensor = _as_real(tensor)
+    with tf.device(tensor.device or None):
+        return tf.reduce_all(tf.math.is_finite(tensor))
 
 
 def _norm(squares: list[tf.Tensor]) -> tf.Tensor:
@@ -120,13 +114,11 @@ def _norm(squares: list[tf.Tensor]) -> tf.Tensor:
 
 def _all_at_once(flags: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether all scalars are true, reduced on each device first."""
-    by_device: dict[str, list[tf.Tensor]] = {}
-    for flag in flags:
-        by_device.setdefault(flag.device, []).append(flag)
     of_devices = []
-    for device, flags_there in by_device.items():
+    for device in dict.fromkeys(flag.device for flag in flags):
         with tf.device(device or None):
-            of_devices.append(tf.reduce_all(tf.stack(flags_there)))
+            there = [flag for flag in flags if flag.device == device]
+            of_devices.append(tf.reduce_all(tf.stack(there)))
     return tf.reduce_all(tf.stack(of_devices))
 
 
@@ -154,75 +146,53 @@ def _together(
             )
 
 
-def _is_finite(tensor: tf.Tensor) -> tf.Tensor:
-    with tf.device(tensor.device or None):
-        return tf.reduce_all(tf.math.is_finite(_as_real(tensor)))
-
-
 class Skips(keras.layers.Layer):
     """How many mini-batches were skipped; a layer, so that files have it.
 
     `spread` says how far an outlier is above the median, in distances of the
     90% quantile from it; None if none is.
+
+    Attributes:
+        counts: All that it counts, by names.
+        lasting: What a training goes on with, by names.
     """
 
     def __init__(self, device: str, spread: float | None = None):
         super().__init__(name="skips")
         self._device = device
         self.spread = spread
-        self._sizes: tf.Variable | None = None
         names = ["epoch", "in_a_row", "total"]
+        if spread is not None:
+            names += ["outliers", "seen"]
         with tf.init_scope(), tf.device(device):
             # Not tracked: neither weights nor metrics.
-            if spread is not None:
-                names += ["outliers", "seen"]
-                # (mini-batches, 3): sizes. Those that are not there yet are
-                # infinite, and come last.
-                sizes = tf.fill([_WINDOW, 3], float("inf"))
-                self._sizes = tf.Variable(sizes, trainable=False, name="sizes")
-            self._counts = {
+            self.counts = {
                 name: tf.Variable(0, trainable=False, dtype=tf.int64)
                 for name in names
             }
+            self.lasting = {"total": self.counts["total"]}
+            if spread is not None:
+                # (mini-batches, 3): sizes. Those that are not there yet are
+                # infinite, and come last.
+                sizes = tf.fill([_WINDOW, 3], float("inf"))
+                self.lasting["seen"] = self.counts["seen"]
+                self.lasting["sizes"] = tf.Variable(sizes, trainable=False)
         self.built = True
-
-    @property
-    def in_a_row(self) -> int:
-        """Of the last mini-batches, up to now."""
-        return int(self._counts["in_a_row"].numpy())
-
-    @property
-    def counts(self) -> list[tf.Variable]:
-        """Returns the variables that hold all that it counts."""
-        return [*self._counts.values()]
-
-    @property
-    def lasting(self) -> dict[str, tf.Variable]:
-        """Returns the variables that a training goes on with, by names."""
-        lasting = {"total": self._counts["total"]}
-        if self._sizes is not None:
-            lasting |= {"seen": self._counts["seen"], "sizes": self._sizes}
-        return lasting
-
-    @property
-    def total(self) -> int:
-        """Of all mini-batches, those before the model was saved too."""
-        return int(self._counts["total"].numpy())
 
     def start_epoch(self) -> None:
         """Counts from 0, as metrics do when an epoch begins."""
-        for name in ("epoch", "outliers"):
-            if name in self._counts:
-                self._counts[name].assign(0)
+        for name in self.counts.keys() & {"epoch", "outliers"}:
+            self.counts[name].assign(0)
 
-    def is_outlier(self, findings: Findings) -> tf.Tensor:
+    def is_outlier(
+        self, is_finite: tf.Tensor, size: tf.Tensor | None
+    ) -> tf.Tensor:
         """Returns whether a mini-batch is an outlier; notes its size."""
-        if self._sizes is None:
+        if self.spread is None:
             return tf.constant(False)
         with tf.device(self._device):
-            is_known = findings.is_finite
-            seen = self._counts["seen"].value()
-            before = self._sizes.value()
+            sizes = self.lasting["sizes"]
+            seen, before = self.counts["seen"].value(), sizes.value()
             there = tf.minimum(seen, _WINDOW)
             # (mini-batches, 3), the least first; infinite where there is none.
             ordered = tf.sort(before, axis=0)
@@ -233,28 +203,28 @@ class Skips(keras.layers.Layer):
             varies = tf.maximum(most - median, 0.01 * tf.abs(median))
             limit = median + self.spread * varies
             # A ring; what is not finite does not move on in it.
-            row = tf.where(is_known, findings.size, before[seen % _WINDOW])
-            self._sizes.scatter_nd_update([[seen % _WINDOW]], [row])
-            self._counts["seen"].assign_add(tf.cast(is_known, tf.int64))
-            is_large = tf.reduce_any(findings.size > limit)
-            return is_known & is_large & (there >= _FEWEST)
+            row = tf.where(is_finite, size, before[seen % _WINDOW])
+            sizes.scatter_nd_update([[seen % _WINDOW]], [row])
+            self.counts["seen"].assign_add(tf.cast(is_finite, tf.int64))
+            is_large = tf.reduce_any(size > limit)
+            return is_finite & is_large & (there >= _FEWEST)
 
     def add(
-        self, finite: tf.Tensor, outlier: tf.Tensor | None = None
+        self, is_finite: tf.Tensor, is_outlier: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Takes a mini-batch; returns what the epoch had, for the logs."""
+        counts = self.counts
         with tf.device(self._device):
-            one = tf.cast(tf.logical_not(finite), tf.int64)
-            in_a_row = self._counts["in_a_row"]
-            in_a_row.assign(one * (in_a_row + one))  # 0 after a finite one
-            for name in ("epoch", "total"):
-                self._counts[name].assign_add(one)
-            logs = {"skipped_steps": self._counts["epoch"].value()}
+            one = tf.cast(~is_finite, tf.int64)
+            counts["in_a_row"].assign(one * (counts["in_a_row"] + one))
+            counts["epoch"].assign_add(one)
+            counts["total"].assign_add(one)
+            logs = {"skipped_steps": counts["epoch"].value()}
             if self.spread is not None:
-                other = tf.cast(outlier, tf.int64)
-                for name in ("outliers", "total"):
-                    self._counts[name].assign_add(other)
-                logs["outlier_steps"] = self._counts["outliers"].value()
+                other = tf.cast(is_outlier, tf.int64)
+                counts["outliers"].assign_add(other)
+                counts["total"].assign_add(other)
+                logs["outlier_steps"] = counts["outliers"].value()
             return logs
 
     def save_own_variables(self, store: Any) -> None:
@@ -264,9 +234,8 @@ class Skips(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Called by Keras to load; files of others have no count."""
-        for name, variable in self.lasting.items():
-            if name in store.keys():  # noqa: SIM118 (it is no dictionary)
-                variable.assign(store[name][()])
+        for name in self.lasting.keys() & {*store.keys()}:
+            self.lasting[name].assign(store[name][()])
 
 
 class Guard:
@@ -292,23 +261,18 @@ class Guard:
                     value = placement.read_variable(variable)
                 self._kept[id(variable)] = variable, value
 
-    def look(
-        self,
-        loss: tf.Tensor,
-        pairs: Iterable[tuple[TensorOrSlices | None, keras.Variable]],
-        assigned: Iterable[tuple[keras.Variable, tf.Tensor]],
-    ) -> None:
+    def look(self, loss: tf.Tensor, pairs: _Pairs, assigned: _Assigned) -> None:
         """Looks at a mini-batch, which may be one of several of a step.
 
         The loss is not scaled, a scalar; `pairs` are gradients and weights;
         `assigned` is what becomes of state, which is looked at as well.
         """
         changes = [(self._kept[id(v)][1], new) for v, new in assigned]
+        gradients = [gradient for gradient, _ in pairs]
         measures = self._skips.spread is not None
-        given = [gradient for gradient, _ in pairs]
-        findings = examine(loss, given, changes, measures)
-        is_outlier = self._skips.is_outlier(findings) | self._is_outlier
-        self._is_finite = findings.is_finite & self._is_finite
+        is_finite, size = examine(loss, gradients, changes, measures)
+        is_outlier = self._skips.is_outlier(is_finite, size) | self._is_outlier
+        self._is_finite &= is_finite
         self._is_outlier = is_outlier & self._is_finite
         self._applies = self._is_finite & ~is_outlier
 
@@ -316,9 +280,9 @@ class Guard:
         self,
         optimizer: keras.optimizers.Optimizer,
         loss: tf.Tensor,
-        pairs: Iterable[tuple[TensorOrSlices | None, keras.Variable]],
+        pairs: _Pairs,
         update: Callable[[], None],
-        assigned: Iterable[tuple[keras.Variable, tf.Tensor]],
+        assigned: _Assigned,
     ) -> None:
         """Updates the weights if the mini-batch is finite, and no outlier.
 
@@ -327,11 +291,15 @@ class Guard:
         applies the gradients; for the others see `look`.
         """
         self.look(loss, pairs, assigned)
-        lower = functools.partial(internals.lower_loss_scale, optimizer)
-        scaled = _no_result(
-            lambda: tf.cond(self._is_finite, tf.no_op, _no_result(lower))
+
+        def lower() -> None:
+            internals.lower_loss_scale(optimizer)
+
+        tf.cond(
+            self._applies,
+            update,
+            lambda: tf.cond(self._is_finite, _do_nothing, lower),
         )
-        tf.cond(self._applies, _no_result(update), scaled)
 
     def end(self) -> dict[str, tf.Tensor]:
         """Puts back what was kept, unless the mini-batch was applied.
@@ -345,17 +313,9 @@ class Guard:
                 with tf.device(variable.value.device):
                     variable.assign(value)
 
-        tf.cond(self._applies, tf.no_op, _no_result(put_back))
+        tf.cond(self._applies, _do_nothing, put_back)
         return self._skips.add(self._is_finite, self._is_outlier)
 
 
-def _no_result(
-    function: Callable[[], object],
-) -> Callable[[], tf.Operation]:
-    """A branch of `tf.cond` for its effects alone."""
-
-    def branch() -> tf.Operation:
-        function()
-        return tf.no_op()
-
-    return branch
+def _do_nothing() -> None:
+    """Is a branch of `tf.cond` without operations."""

@@ -35,16 +35,11 @@ from tfgpipe.run import update_on_devices
 # Whether a pipeline makes the operations.
 in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
 
-_APPLY, _SCALE = (
-    [
-        internals.Replaceable(cls, name)
-        for cls in (
-            keras.optimizers.Optimizer,
-            keras.optimizers.LossScaleOptimizer,
-        )
-    ]
+_REPLACED = [
+    (name, internals.Replaceable(cls, name))
     for name in ("apply", "scale_loss")
-)
+    for cls in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
+]
 
 
 class OwnStep:
@@ -59,10 +54,7 @@ class OwnStep:
         is_unscaled: Whether it has taken gradients, and scaled none of them.
     """
 
-    def __init__(
-        self,
-        place_slots: Callable[[Any, Any], None],
-    ):
+    def __init__(self, place_slots: Callable[[Any, Any], None]):
         self.guard: Guard | None = None
         self.is_unscaled = False
         self._place_slots = place_slots
@@ -72,13 +64,10 @@ class OwnStep:
     def running(self) -> Iterator[None]:
         """Inside, the step may run."""
         with contextlib.ExitStack() as stack:
-            for methods, replacement in (
-                (_APPLY, self._apply),
-                (_SCALE, self._scale),
-            ):
-                for plain in methods:
-                    method = functools.partial(replacement, plain.original)
-                    stack.enter_context(plain.by(method))
+            for name, plain in _REPLACED:
+                instead = getattr(self, f"_{name}")
+                method = functools.partial(instead, plain.original)
+                stack.enter_context(plain.by(method))
             if self._graph is not None:
                 stack.enter_context(
                     placement.follow_inputs(lambda: not in_pipeline.get())
@@ -95,14 +84,10 @@ class OwnStep:
     def check_graph(self) -> None:
         """Refuses another graph, such as a branch, which no guard undoes."""
         if self._graph is None or internals.current_graph() is not self._graph:
-            where = "a branch, loop or function inside of its graph"
-            if self._graph is None:
-                where = "a step that runs eagerly"
             raise ValueError(
-                "`skip_nonfinite` and `skip_outliers` need a `train_step` of "
-                "one graph, which calls `loss_and_gradients` and optimizers "
-                f"outside of branches. Received: {where}. Move the call, or "
-                "compile with run_eagerly=False; or leave them out."
+                "`skip_nonfinite` needs a `train_step` that is one graph. "
+                "Received: a call of `loss_and_gradients` or an optimizer in "
+                "a branch, a loop or a function of it, or eagerly."
             )
 
     def _apply(
@@ -125,24 +110,21 @@ class OwnStep:
             failures.warn(
                 "Gradients of `loss_and_gradients` must be scaled for an "
                 "optimizer that divides them by its scale. Received: "
-                f"{type(optimizer).__name__}, without a call of its "
-                "`scale_loss`: the update is too small. Apply `optimizer."
-                "scale_loss(gradient)`, or compile with auto_scale_loss=False."
+                f"{type(optimizer).__name__}. Apply `optimizer.scale_loss("
+                "gradient)`, or compile with auto_scale_loss=False."
             )
         if self.guard is not None:
             self.check_graph()
             self.guard.keep(internals.slots_of_all(optimizer))
-        apply = functools.partial(plain, optimizer, grads, variables)
         with failures.setting(in_pipeline, True):  # it may apply another one
             if self._graph is None:
-                apply()
+                plain(optimizer, grads, variables)
                 return
-            if variables is None:
-                variables = internals.trained_by(optimizer)
-            pairs = list(zip(grads, variables))
-            update_on_devices(optimizer, pairs, apply=apply)
+            pairs = zip(grads, variables or internals.trained_by(optimizer))
+            apply = functools.partial(plain, optimizer, grads, variables)
+            update_on_devices(optimizer, [*pairs], apply=apply)
 
-    def _scale(
+    def _scale_loss(
         self, plain: Callable, optimizer: keras.Optimizer, loss: Any
     ) -> Any:
         """Replaces the `scale_loss` of all optimizers."""
@@ -181,9 +163,8 @@ class Overrides:
         for name in _EXTENDED:
             method = getattr(cls, name, None)
             bases = [vars(parent).get(name) for parent in cls.__mro__]
-            has_base = any(hasattr(m, "is_base") for m in bases)
-            is_known = hasattr(method, "is_base") or hasattr(method, "extends")
-            if has_base and not is_known:
+            has_base = any(getattr(m, "is_base", False) for m in bases)
+            if has_base and not hasattr(method, "is_base"):
                 setattr(cls, name, _extending(name, method))
 
 
@@ -200,12 +181,12 @@ def _extending(name: str, method: Any) -> Callable:
         if self._notes.base_calls[name] == before:
             raise TypeError(
                 f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
-                f"which alone uses the cells. Received: {method.__qualname__}, "
-                f"which does not. Call `super().{name}(...)` in it. A loss of "
-                "your own belongs in `compute_loss`; a training step of your "
-                "own gets its gradients by `self.loss_and_gradients`."
+                f"which alone uses the cells. Received: {method.__qualname__}. "
+                f"Call `super().{name}(...)` in it. A loss of your own belongs "
+                "in `compute_loss`; a training step of your own gets its "
+                "gradients by `self.loss_and_gradients`."
             )
         return result
 
-    checked.extends = True  # type: ignore[attr-defined]
+    checked.is_base = False  # type: ignore[attr-defined]
     return checked

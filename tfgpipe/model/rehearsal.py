@@ -233,7 +233,7 @@ class Rehearsals(TrainingSteps):
             *(v for o in internals.with_inner(optimizer) for v in o.variables),
             *internals.unlisted(optimizer),
             *internals.global_seed(),
-            *([] if skips is None else skips.counts),
+            *([] if skips is None else skips.counts.values()),
         ]
         values = {id(v): (v, v.numpy()) for v in variables}  # on the host
         try:

@@ -21,7 +21,6 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import DEFAULTS
 from tfgpipe.checks import as_count, checked_bool, checked_path
-from tfgpipe.devices import names as device_names
 from tfgpipe.devices import placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import read_whole, written_whole
@@ -39,9 +38,8 @@ def _warn_of_unlisted(model: keras.Model) -> None:
     if optimizer is not None and internals.unlisted(optimizer):
         names = " of ".join(internals.optimizer_names(model))
         warnings.warn(
-            "Keras's files leave out what this optimizer keeps for all weights "
-            f"together. Received: {names}. Go on from what "
-            "`tfgpipe.callbacks.Checkpoint` writes.",
+            f"Keras's files leave out what {names} keeps for all weights "
+            "together. Go on from what `tfgpipe.callbacks.Checkpoint` writes.",
             stacklevel=3,
         )
 
@@ -118,8 +116,8 @@ def load_model(
     if not isinstance(model, Saving):
         raise ValueError(
             f"`path` must hold a `tfgpipe.GPipe`. Received: path={path!r}, "
-            f"which holds a {type(model).__name__}. Load it with "
-            "`keras.saving.load_model`, and make a `GPipe` of it."
+            f"which holds a {type(model).__name__}: load it with "
+            "`keras.saving.load_model`."
         )
     return model
 
@@ -132,22 +130,26 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
     changes = _overrides.get() or {}
     changes = {**_of_strategy({**config, **changes}), **changes}
     new = {**config, **changes}
-    other_cells = as_count(new["num_partitions"]) != config["num_partitions"]
+    other_cells, other_m = (
+        as_count(new[name]) != config[name]
+        for name in ("num_partitions", "num_micro_batches")
+    )
     if other_cells:
         new = {**new, "layers_per_cell": None, "devices": None, **changes}
-    other = other_cells or (
-        as_count(new["num_micro_batches"]) != config["num_micro_batches"]
-    )
     for name, is_fixed, differs in (
-        ("schedule", isinstance(config["schedule"], list), other),
+        (
+            "schedule",
+            isinstance(config["schedule"], list),
+            other_cells or other_m,
+        ),
         ("remat", isinstance(config["remat"], dict), other_cells),
     ):
         if is_fixed and differs and name not in changes:
             raise ValueError(
                 f"`{name}` was saved for {config['num_partitions']} cells and "
-                f"{config['num_micro_batches']} micro-batches. Received: "
-                f"num_partitions={new['num_partitions']}, num_micro_batches="
-                f"{new['num_micro_batches']}. Pass `{name}=` as well."
+                f"{config['num_micro_batches']} micro-batches, and not for "
+                f"{new['num_partitions']} and {new['num_micro_batches']}. "
+                f"Pass `{name}=` as well."
             )
     return new
 
@@ -209,9 +211,8 @@ class Saving(Hooks):
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(
-                "`filepath` must end in '.keras'. Received: "
-                f"filepath={str(filepath)!r}, of the older HDF5 format, from "
-                "which Keras cannot load a `GPipe`."
+                "`filepath` must end in '.keras', as Keras cannot load a "
+                f"`GPipe` from HDF5. Received: {str(filepath)!r}."
             )
         _warn_of_unlisted(self)
         with written_whole(filepath, overwrite) as path:
@@ -290,14 +291,12 @@ class Saving(Hooks):
             costs: list[Any] = self._source.by_call(self._built.costs)
         else:
             costs = [None if callable(c) else c for c in self._source.costs]
-        adapters = internals.num_adapters(self)
         return {
             **super().get_config(),
             **self._source.config(),
             "costs": costs,
             "cost_unit": self._arguments.costs.unit,
             "build_config": self.get_build_config(),
-            **({"adapters": adapters} if adapters else {}),
             **self._arguments.config(),
         }
 
@@ -307,23 +306,8 @@ class Saving(Hooks):
     ) -> Any:
         """Makes a model of what `get_config` returned."""
         config = overridden(dict(config))
-        given = "devices" in (_overrides.get() or {})
-        missing = [
-            name
-            for name in config["devices"] or ()
-            if not given and device_names.resolve_device(name) is None
-        ]
-        if missing:
-            raise ValueError(
-                f"TensorFlow must list the devices: "
-                f"{device_names.all_devices()}. Received: the file's "
-                f"devices={config['devices']}, of which {missing} "
-                "are not. Name others by `tfgpipe.load_model(path, devices="
-                "[...])`, or pass num_partitions=1 for one device."
-            )
         build_config = config.pop("build_config", None)
         unit = config.pop("cost_unit", None)
-        adapters = config.pop("adapters", 0)
         is_later = unit == "bytes" and None in config["costs"]  # not built
         items = items_from_config(config, custom_objects)
         if is_later:
@@ -333,16 +317,6 @@ class Saving(Hooks):
         if unit is not None:
             model._arguments.costs.unit = unit
         model.build_from_config(build_config)
-        left = internals.num_adapters(model)
-        if model.built and left < adapters:
-            failures.warn(
-                f"The model was saved with adapters (LoRA) in {adapters} "
-                f"layers, and has them in {left} now: as in plain Keras, what "
-                "`enable_lora` added inside of others is part of the weights "
-                "in the file. Outputs are the same, but the whole weights are "
-                "trained. Call `enable_lora` again, set `trainable = False` "
-                "where nothing is to be trained, and `compile`."
-            )
         return model
 
     def export(
@@ -374,9 +348,8 @@ class Saving(Hooks):
         """
         if checked_bool("devices", devices) and format != "tf_saved_model":
             raise ValueError(
-                "`devices=True` needs a format that has devices. Received: "
-                f"format={format!r}. Leave `devices` out, or take "
-                "'tf_saved_model'."
+                "`devices=True` needs the format 'tf_saved_model'. Received: "
+                f"format={format!r}."
             )
         if input_signature is None and self._built is not None:
             spec = self._built.input_spec

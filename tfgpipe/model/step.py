@@ -96,9 +96,9 @@ class TrainingSteps(Hooks):
         Where a step is a subclass's, `GPipe`'s may get something else: what it
         gets is known when it is traced.
         """
-        steps = self.train_step, self.test_step
+        steps: Any = self.train_step, self.test_step
         leaves = tree.flatten(data)
-        if all(hasattr(step, "is_base") for step in steps) and all(
+        if all(step.is_base for step in steps) and all(
             t is None or hasattr(t, "shape") for t in leaves
         ):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -207,10 +207,9 @@ class TrainingSteps(Hooks):
         _, y, sample_weight = batch
         built = self.built_for("a step")
         specs = as_specs(y), built.output_spec, as_specs(sample_weight)
-        has_own_losses = type(self).losses is not TrainingSteps.losses
         has_own = has_own_scale(getattr(self, "optimizer", None))
         is_summed = (
-            not has_own_losses
+            type(self).losses is TrainingSteps.losses
             and loss_obstacle(self, *specs) is None
             and not (training and is_whole_step and has_own)
         )
@@ -218,8 +217,10 @@ class TrainingSteps(Hooks):
         head = Head(self, is_summed, adds_up, updates_metrics)
         objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
-            seen = internals.compiled_loss(self), as_specs(batch)
-            self._notes.trained = seen
+            self._notes.trained = (
+                internals.compiled_loss(self),
+                as_specs(batch),
+            )
         scales = training and (is_whole_step or not has_own)
         return head, objective(self, batch, training, scales)
 
@@ -245,8 +246,6 @@ class TrainingSteps(Hooks):
             arguments = built.arguments
             m = arguments.num_micro_batches
             compiles = compiles or built.only_compiles
-            if compiles:
-                inputs.warn_of_unknown_sizes(x, built.input_spec)
             traced = cls(
                 [*built.cells],
                 built.source,
@@ -274,7 +273,7 @@ class TrainingSteps(Hooks):
                 trained.check(program)
             return Pipeline(traced, tasks, program, clock)
 
-        run = self.compiled_if_possible(pipeline, self.run_eagerly)
+        run = self.compiled_if_possible(pipeline)
         if training:
             # All that has weights was called now: before the loss is scaled,
             # as Keras's second trace finds an optimizer that is built.
@@ -319,8 +318,8 @@ class TrainingSteps(Hooks):
         if changed and not updates_slices_alike(self.optimizer):
             warnings.warn(
                 "A sparse gradient is applied as a dense one on a device that "
-                "runs nothing but what XLA compiles: the optimizer also moves "
-                "rows that the mini-batch has not looked up. Received: "
+                "runs only what XLA compiles: the optimizer also moves rows "
+                "that were not looked up. Received: "
                 f"'{changed[0].path}' on {changed[0].value.device}, and "
                 f"{type(self.optimizer).__name__}. Put that cell on another "
                 "device, or train with SGD or Lion.",
@@ -390,10 +389,8 @@ class TrainingSteps(Hooks):
         if (pending or added) and (layer := internals.adding_layer(self)):
             raise ValueError(
                 "`self.losses` must be read before layers are called that add "
-                "to them: those of the mini-batch are another call's. "
-                f"Received: a call of layer '{layer.name}' beside the "
-                "pipeline's. Read `self.losses`, or call the base's "
-                "`compute_loss`, first."
+                f"to them. Received: a call of layer '{layer.name}' beside the "
+                "pipeline's."
             )
         if pending is not None:
             return [*pending, *internals.added_losses(self)]

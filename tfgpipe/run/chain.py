@@ -37,7 +37,6 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells import TaskCall
-from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import by_reference, tensors
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.run.clock import Clock
@@ -95,7 +94,6 @@ class Chain:
 
     def run(self, ready: ReadyTask) -> Any:
         """Runs a task on its device, after the device's last one."""
-        check_interruption()
         with self._on_device(ready):
             return self._finished(ready, ready.work())
 

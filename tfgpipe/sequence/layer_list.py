@@ -21,9 +21,10 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
+from tfgpipe.checks import is_amount
 from tfgpipe.internals import Nest, SymbolicCall
 from tfgpipe.partition import partition
-from tfgpipe.sequence.steps import Source, called_model, resolve_cost
+from tfgpipe.sequence.steps import Source, called_model, cost_problem
 
 
 class LayerList(Source):
@@ -58,7 +59,7 @@ class LayerList(Source):
         if doubles:
             self.problems.append(
                 "`layers` must have different names. Received: several layers "
-                f"named {sorted(doubles)}. Pass `name=` to them."
+                f"named {sorted(doubles)}."
             )
         if self.problems:
             return
@@ -68,9 +69,7 @@ class LayerList(Source):
             self.problems.append(
                 "`layers` must be a chain: each layer is called on what the "
                 f"one before returns. Received: {problem}. Pass the functional "
-                "model itself, `keras.Model(inputs, outputs)`. To put layers "
-                "into another order, pass copies: "
-                "`layer.from_config(layer.get_config())`."
+                "model itself, `keras.Model(inputs, outputs)`."
             )
 
     def call(self, x: Nest, training: bool | None) -> Any:
@@ -127,17 +126,12 @@ class LayerList(Source):
         is_input = internals.input_layer(layer) is not None
         if is_input or not isinstance(layer, keras.layers.Layer):
             self.problems.append(
-                "`layers` must hold Keras layers or pairs (layer, cost). "
-                f"Received: {item!r} (of type {type(item).__name__}) at index "
-                f"{index}. Wrap a function in `keras.layers.Lambda`; a "
-                "`keras.Input` comes first."
+                "`layers` must hold Keras layers or pairs (layer, cost), after "
+                f"at most a `keras.Input`. Received: {item!r} at index {index}."
             )
             return
-        if not (cost is None or callable(cost)):  # these are called later
-            try:
-                resolve_cost(layer, cost, None)
-            except ValueError as error:
-                self.problems.append(str(error))
+        if not (cost is None or callable(cost) or is_amount(cost)):
+            self.problems.append(cost_problem(layer, cost))
         self.layers.append(layer)
         self.costs.append(cost)
 
@@ -207,22 +201,19 @@ def _break_in(
         if calls and not following:
             return (
                 f"layer '{layer.name}' at index {i}, which was called on other "
-                "tensors than the outputs of the one before alone"
+                "tensors"
             )
         taken |= {key for call in calls for key in _ids(call.inputs)}
         before = following
-    users = [
-        [
-            c.operation
-            for c in internals.calls_on(layers[-1])
-            if _ids(c.inputs) & _ids(call.outputs)
-        ]
-        for call in before
-    ]
-    if users and all(
-        any(id(user) in listed or _is_operation(user) for user in users_of_call)
-        for users_of_call in users
-    ):
+
+    def goes_on(call: SymbolicCall) -> bool:
+        """Returns whether a listed layer, or an operation, takes outputs."""
+        outputs = _ids(call.outputs)
+        calls = internals.calls_on(layers[-1])
+        users = [c.operation for c in calls if _ids(c.inputs) & outputs]
+        return any(id(user) in listed or _is_operation(user) for user in users)
+
+    if before and all(map(goes_on, before)):
         return f"layer '{layers[-1].name}' at the end, whose outputs go on"
     return None
 

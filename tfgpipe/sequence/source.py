@@ -180,9 +180,9 @@ def source_of(layers: Any) -> Source:
     model = calls[0].source
     if [*map(id, calls)] != [*map(id, model.calls)]:
         raise ValueError(
-            "`layers` must hold all that `layers_of` returned for a model, in "
-            f"that order. Received: {len(calls)} of the {len(model.calls)} "
-            f"calls of model '{model.model.name}', or others."
+            f"`layers` must hold all {len(model.calls)} calls of model "
+            f"'{model.model.name}' that `layers_of` returned, in that order. "
+            f"Received: {len(calls)} of them."
         )
     with_costs = copy.copy(model)
     with_costs.costs = [cost for _, cost in pairs]
@@ -193,7 +193,7 @@ def source_of(layers: Any) -> Source:
 # user calls. A `GPipe` has its own.
 _HARMLESS = set(
     "add build build_from_config call compile compile_from_config "
-    "compute_output_shape compute_output_spec count_params evaluate export fit "
+    "compute_output_shape compute_output_spec count_params evaluate export "
     "from_config get_build_config get_compile_config get_config get_layer "
     "get_quantization_layer_structure get_state_tree get_weights loss "
     "load_own_variables load_weights path pop predict predict_on_batch "
@@ -212,6 +212,8 @@ def _overridden(model: keras.Model) -> list[str]:
     """Returns the overridden names that matter to training and inference."""
     is_list = isinstance(model, keras.Sequential)
     harmless = _HARMLESS if is_list else _HARMLESS | _OF_GRAPHS
+    if is_task(model) or getattr(model, "preprocessor", True) is None:
+        harmless = harmless | {"fit"}  # which prepares data, or has nothing to
     keras_cls = next(filter(internals.is_keras, type(model).__mro__))
     return [
         name
@@ -230,16 +232,7 @@ def _has_own_call(model: keras.Model) -> bool:
 
 def _check_model(model: keras.Model) -> None:
     """Refuses a model whose class does more than its layers, or its `call`."""
-    cls, received = type(model), f"'{model.name}', a {type(model).__name__}"
-    has_none = cls.call is keras.Model.call and "call" not in vars(model)
-    if _has_own_call(model) and has_none:
-        raise ValueError(
-            "A model must have a `call`, or be functional. Received: "
-            f"{received} with neither. Define `call` in its class; or, where "
-            "a `train_step` says what is trained, pass that model to a "
-            "subclass of `tfgpipe.GPipe`, see "
-            "docs/training.md#training-of-your-own."
-        )
+    received = f"'{model.name}', a {type(model).__name__}"
     if _has_own_call(model) and model.activity_regularizer is not None:
         raise ValueError(
             "A model must have no `activity_regularizer` of its own. Received: "
@@ -251,20 +244,8 @@ def _check_model(model: keras.Model) -> None:
             "A model must be trained in Keras's way: a `GPipe` has steps, "
             f"losses and metrics of its own. Received: {received} that "
             f"overrides {', '.join(overridden)}. Override them in a subclass "
-            "of `tfgpipe.GPipe`, in which a step calls its base's, as "
-            "`super().train_step(data)`; and pass a model without them, as "
-            "`keras.Model(model.inputs, model.outputs)` of a functional one."
-        )
-    may_prepare = (
-        not hasattr(cls, _PREPARES)  # which `GPipe` calls, too
-        and getattr(model, "preprocessor", True) is not None
-    )
-    if cls.fit is not keras.Model.fit and may_prepare:
-        warnings.warn(
-            "A `GPipe` does not call the `fit` of a model's class, which may "
-            f"prepare the data. Received: {received} with a `fit` of its own. "
-            "Hand over data as the layers take them.",
-            stacklevel=2,
+            "of `tfgpipe.GPipe`, in which a step calls its base's, and pass a "
+            "model without them."
         )
 
 
@@ -321,8 +302,7 @@ def layers_of(model: keras.Model) -> list[Any]:
     if source is None or not source.is_functional:
         raise ValueError(
             "`model` must be a functional `keras.Model`, or a "
-            f"`keras.Sequential`. Received: model={model!r}. `GPipe` itself "
-            "takes lists of layers, and models with a `call` of their own."
+            f"`keras.Sequential`. Received: model={model!r}."
         )
     return [*source.calls]
 
@@ -354,12 +334,10 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
         graph = graph_hash(model)
         if config.pop("graph", graph) != graph:
             raise ValueError(
-                "A file must be read as the model that was written. Received: "
-                f"model '{model.name}', with calls of other layers, or on "
-                "other tensors: Keras confuses them where a model holds a "
-                "model of its own tensors. Make the inner model of an input of "
-                "its own, `inner = keras.Model(x, layer(x))` with `x = "
-                "keras.Input(shape)`."
+                f"Keras confuses calls of layers of model '{model.name}', "
+                "which holds a model of its own tensors. Make the inner model "
+                "of an input of its own, `inner = keras.Model(x, layer(x))` "
+                "with `x = keras.Input(shape)`."
             )
         config.pop("wiring", None)  # of older versions, which counted others
         if len(costs) != len(whole.calls):
@@ -385,11 +363,7 @@ def check_supported(
     `state/scope.py`, `state/batch_normalization.py`.
     """
     is_split = num_micro_batches * num_replicas > 1
-    flat = [one for layer in layers for one in internals.flat_layers(layer)]
-    for layer in flat:
-        is_known = isinstance(
-            layer, keras.layers.BatchNormalization
-        ) and not internals.has_own_moments(layer)
+    for layer in (i for la in layers for i in internals.flat_layers(la)):
         reason = None
         if is_split and getattr(layer, "renorm", False) is True:
             reason = (
@@ -398,24 +372,28 @@ def check_supported(
                 "replicas. Pass renorm=False, or num_micro_batches=1 and no "
                 "replicas."
             )
-        elif num_replicas > 1 and is_synchronized(layer) and not is_known:
+        elif (
+            num_replicas > 1
+            and is_synchronized(layer)
+            and (
+                not isinstance(layer, keras.layers.BatchNormalization)
+                or internals.has_own_moments(layer)
+            )
+        ):
             reason = (
                 "synchronized=True, which takes moments over replicas, and "
-                f"{num_replicas} replicas. Pass synchronized=False, or use a "
-                "`keras.layers.BatchNormalization`, which computes its moments "
-                "in Keras's way."
+                f"{num_replicas} replicas. Pass synchronized=False."
             )
         elif getattr(layer, "stateful", False) is True:
             reason = (
                 "stateful=True, which keeps a state for every row of a batch. "
-                "Pass stateful=False, and make the states inputs and outputs "
-                "of the model, see "
+                "Make the states inputs and outputs of the model, see "
                 "docs/your_model.md#states-from-batch-to-batch."
             )
         elif internals.remat_mode(layer) is not None:
             reason = (
-                "a `keras.RematScope` around it. Make it outside of the scope, "
-                "and choose what is recomputed with `remat`."
+                "a `keras.RematScope` around it. Choose what is recomputed by "
+                "`remat` instead."
             )
         if reason is not None:
             raise ValueError(

@@ -16,14 +16,12 @@ runs: each section is a step.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
@@ -119,9 +117,7 @@ class Source:
         elif isinstance(x, dict):
             flat = [x[name] for name in names if name in x]
         if len(flat) != len(names):
-            whose = "the layers"
-            if self.model is not None:
-                whose = f"model '{self.model.name}'"
+            whose = f"model '{self.model.name}'" if self.model else "the layers"
             received = [*x] if isinstance(x, dict) else f"{len(flat)} tensors"
             raise ValueError(
                 f"`x` must have the inputs of {whose}, {names}. Received: "
@@ -158,43 +154,38 @@ class Source:
         time first, and rows second. A trial finds where rows mix.
         """
         traced = run.traced
-        shape_of = other_shape_of = _shapes_for(traced, _MANY_ROWS)
+        given = [t.shape for t in traced.x if t is not None]
+        if not all(shape.rank and shape[0] is None for shape in given):
+            return
+        counts = [_MANY_ROWS]
         # An axis that follows from the rows has another length with others.
         if any(
             t is not None and (t.shape.rank is None or None in t.shape[1:])
             for t in traced.outputs
         ):
-            other_shape_of = _shapes_for(traced, _FEWER_ROWS)
+            counts.append(_FEWER_ROWS)
+        sized = [traced.operations_for(n, _ANY_LENGTH) for n in counts]
         for (path, spec), tensor in zip(
             tree.flatten_with_path(run.output), traced.outputs
         ):
-            shape, other = shape_of(tensor), other_shape_of(tensor)
-            if shape is None or other is None:
+            if tensor is None or not all(sized):
                 continue
-            if shape[:1] in ([None], [_MANY_ROWS]) and shape[1:] == other[1:]:
+            name, i = tensor.op.name, tensor.value_index
+            shapes = [made[name].outputs[i].shape for made in sized]
+            if any(shape.rank is None for shape in shapes):
                 continue
-            name = ".".join(map(str, path))
+            first, *others = (shape.as_list() for shape in shapes)
+            has_rows = first[:1] in ([None], [_MANY_ROWS])
+            if has_rows and all(shape[1:] == first[1:] for shape in others):
+                continue
             raise ValueError(
                 "A model must have outputs with a row for each row of the "
                 "batch, and no other axis that depends on their number. "
-                f"Received: output {name and repr(name) + ' '}of shape "
-                f"{spec.shape}, made by {self._maker_of(run, tensor)}. Return "
-                "what it is computed from, and compute what needs the whole "
-                "batch in the loss, or pass num_micro_batches=1."
+                f"Received: output {'.'.join(map(str, path))!r} of shape "
+                f"{spec.shape}. Return what it is computed from, and compute "
+                "what needs the whole batch in the loss, or pass "
+                "num_micro_batches=1."
             )
-
-    def _maker_of(self, run: Outline, tensor: tf.Tensor) -> str:
-        """Names the call that makes an output."""
-        if tensor.op.type == "Identity":
-            tensor = tensor.op.inputs[0]
-        if tensor.op.type == "Placeholder":
-            return "no call"
-        step = run.step_of(tensor)
-        if not self.calls:
-            return f"'{self.steps[step].section.name}'"
-        ends = [*itertools.accumulate(self._counts)]
-        call = self.calls[bisect.bisect_right(ends, step)]
-        return f"'{call.operation.name}'"
 
     def take_traced(self) -> TracedModel | None:
         """Returns the graph of the run on shapes, once: it may be added to."""
@@ -383,11 +374,15 @@ def resolve_cost(
     value = cost(layer, input_spec) if callable(cost) else cost
     if is_amount(value):
         return float(value)
-    raise ValueError(
+    raise ValueError(cost_problem(layer, value))
+
+
+def cost_problem(layer: keras.layers.Layer, cost: Any) -> str:
+    """Says what is wrong with the cost of a layer."""
+    return (
         f"`cost` of layer '{layer.name}' must be a finite number that is not "
         "negative, or a function of (layer, input spec) that returns one. "
-        f"Received: cost={value!r}. Pass the layer without one to have its "
-        "FLOPs estimated."
+        f"Received: cost={cost!r}."
     )
 
 
@@ -397,24 +392,6 @@ def _as_spec(tensor: Any) -> Any:
     if shape is None or shape.rank is None:
         return tensor
     return keras.KerasTensor(shape.as_list(), tensor.dtype.name)
-
-
-def _shapes_for(
-    traced: TracedModel, rows: int
-) -> Callable[[tf.Tensor | None], list[int | None] | None]:
-    """Returns a function that tells shapes for so many rows, or None."""
-    operations = traced.operations_for(rows, _ANY_LENGTH)
-    has_any_rows = all(
-        t.shape.rank and t.shape[0] is None for t in traced.x if t is not None
-    )
-
-    def shape_of(tensor: tf.Tensor | None) -> list[int | None] | None:
-        if tensor is None or not operations or not has_any_rows:
-            return None
-        sized = operations[tensor.op.name].outputs[tensor.value_index]
-        return None if sized.shape.rank is None else sized.shape.as_list()
-
-    return shape_of
 
 
 def _of_any_size(spec: keras.KerasTensor | None) -> keras.KerasTensor | None:

@@ -31,7 +31,6 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import ModelCall, trace_model
 from tfgpipe.devices import names
-from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import (
     TracedModel,
     TraceOptions,
@@ -294,7 +293,6 @@ class TriedGraph:
 
         What is among `values` is taken as it is.
         """
-        check_interruption(in_trial=True)
         results = {t.ref(): values.get(t.ref()) for t in wanted}
         left = [ref for ref, value in results.items() if value is None]
         graph = self._graph_for(values)

@@ -157,7 +157,7 @@ def test_model_made_elsewhere_is_refused_in_a_scope():
         with strategy.scope():
             with refused("the scope of", "model that was made in", "Leave"):
                 model.evaluate(x, y, verbose=0)
-            with refused("in the scope of the strategy"):
+            with refused("in the scope in which it was made"):
                 model.fit(x, y, verbose=0)
 
 

@@ -424,48 +424,6 @@ def test_weights_of_a_pipeline_s_own_are_beside_the_model_s(tmp_path, kind):
     assert float(other.scale) == float(model.scale)
 
 
-def as_before(path, *moves):
-    """Makes a file one of an earlier version."""
-    with h5py.File(path, "a") as file:
-        del file["vars"]
-        if not moves:
-            return
-        before = file.create_group("before")
-        for old, new in moves:
-            before.move(f"/{old}", new)
-        for name in ("cells", "layers"):
-            del file[name]
-        file.move("before", "layers")
-
-
-@pytest.mark.parametrize("kind", ["own", "subclass of sequential, call"])
-def test_files_of_earlier_versions_are_read_and_what_they_lack_is_said(
-    tmp_path, kind
-):
-    """They had `layers`, and nothing that the model makes itself."""
-    path = tmp_path / "m.weights.h5"
-    model = draw(pipeline_of(KINDS[kind]()), 1)
-    model.save_weights(path)
-    if kind == "own":
-        moves = ("cells/dense", "dense"), ("layers/dense_1", "dense_1")
-        assert {old for old, _ in moves} <= {
-            name.removesuffix("/vars/0") for name in datasets(path)
-        }
-        as_before(path, *moves)
-    else:
-        as_before(path)
-    other = draw(pipeline_of(KINDS[kind]()), 2)
-    token = other.user_model.token.numpy()
-    with pytest.warns(UserWarning, match=r"\['token', 'seen'\] are not in"):
-        other.load_weights(path)
-    np.testing.assert_array_equal(other.user_model.token, token)
-    found, expected = other.get_weights()[2:], model.get_weights()[2:]
-    assert all(map(np.array_equal, found, expected))
-    # And what is written is as it should be.
-    other.save_weights(path)
-    assert ("cells/dense/vars/0" in datasets(path)) == (kind == "own")
-
-
 def test_assets_of_a_model_are_in_its_files(tmp_path):
     @registered
     class WithWords(Own):

@@ -432,8 +432,11 @@ def test_call_beside_a_step_leaves_state_as_it_was_if_it_is_not_finite():
 
 
 def test_step_that_skips_must_be_one_graph():
-    model = compiled(pipeline(cls=Step, skip_nonfinite=True), run_eagerly=True)
-    with pytest.raises(ValueError, match="a step that runs eagerly"):
+    model = compiled(pipeline(cls=Step, skip_nonfinite=True))
+    with pytest.raises(ValueError, match="a function of it, or eagerly"):
+        model.train_step(data())
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="needs steps that are graphs"):
         model.fit(*data(), verbose=0)
 
 
