@@ -87,12 +87,13 @@ def check_dense(nest: Nest, name: str) -> None:
     for leaf in tree.flatten(nest):
         if is_dense(leaf):
             continue
+        kind = type(leaf).__name__.removesuffix("Spec")
         raise ValueError(
             f"`{name}` must hold dense tensors of shape (batch, ...), whose "
-            f"rows fall into micro-batches. Received: a {type(leaf).__name__} "
-            f"of shape {tuple(leaf.shape)}. Make it dense: `tf.sparse.to_dense("
-            "tensor)`; `tensor.to_tensor()` of a ragged one; `matrix.toarray()`"
-            " of SciPy's."
+            f"rows fall into micro-batches. Received: a {kind} of shape "
+            f"{tuple(leaf.shape)}. Make it dense: `tf.sparse.to_dense(tensor)`;"
+            " `tensor.to_tensor()` of a ragged one; `matrix.toarray()` of "
+            "SciPy's."
         )
 
 

@@ -328,7 +328,7 @@ def run_batch(model, step, x, y):
 @pytest.mark.parametrize("step", ["train", "test", "predict"])
 def test_batch_without_rows_is_an_error(step):
     x, y = data(0)
-    with refused("`x` must have at least one row", "(0, 4)", "Drop empty"):
+    with refused("`x` must have at least one row", "Drop empty"):
         run_batch(compiled(pipeline()), step, x, y)
 
 
@@ -370,7 +370,7 @@ def test_labels_of_another_length_found_later_are_an_error(step):
 
 def test_weights_of_another_length_are_an_error():
     x, y = data()
-    with refused("`sample_weight` must have as many rows as `x`.", "14", "5"):
+    with refused("`sample_weight` must have as many rows as `x`", "14", "5"):
         compiled(pipeline()).train_on_batch(x, y, sample_weight=np.ones(5))
 
 

@@ -390,13 +390,6 @@ def test_input_layers_are_found():
         assert internals.input_layer(other) is None
 
 
-def test_input_shape_of_a_layer_is_found():
-    assert internals.input_shape_argument(kl.Dense(2)) is None
-    with pytest.warns(UserWarning, match="Do not pass an `input_shape`"):
-        layer = kl.Dense(2, input_shape=(3,))
-    assert internals.input_shape_argument(layer) == (3,)
-
-
 def test_masks_travel_with_tensors():
     tensor = tf.ones([2, 3, 1])
     assert internals.get_mask(tensor) is None

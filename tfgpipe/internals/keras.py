@@ -375,11 +375,6 @@ def input_layer(item: Any) -> keras.layers.InputLayer | None:
     return item if isinstance(item, keras.layers.InputLayer) else None
 
 
-def input_shape_argument(layer: keras.layers.Layer) -> Any:
-    """The `input_shape=` that a layer was given, without the batch; or None."""
-    return getattr(layer, "_input_shape_arg", None)
-
-
 # ---------------------------------------------------------------------- masks
 def keep_words(error: Exception) -> None:
     """Has a layer that calls others not put the error into its own words.

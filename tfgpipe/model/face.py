@@ -21,7 +21,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.arguments import DEFAULTS, Arguments
-from tfgpipe.inputs import shapes, unlike
+from tfgpipe.inputs import shapes
 from tfgpipe.internals import Nest
 from tfgpipe.model.build import Built
 from tfgpipe.model.groups import CellRecord, cell_records, print_cells
@@ -311,16 +311,6 @@ class Face(internals.HoldingModel):
         return shapes(
             self.compute_output_spec(self.specs_of_shapes(input_shape))
         )
-
-    def check_input_shape(self, input_shape: Any) -> None:
-        """Refuses to be built again for other inputs."""
-        specs = tree.flatten(self.specs_of_shapes(input_shape))
-        if len(specs) != len(self.inputs) or unlike(specs, self.inputs):
-            raise ValueError(
-                "`input_shape` must be that for which the model was built. "
-                f"Expected: {self.input_shape}. Received: "
-                f"input_shape={input_shape}. Make a new `GPipe` of new layers."
-            )
 
     def cells(self) -> list[CellRecord]:
         """Returns what each cell holds, in order. The model must be built."""

@@ -42,7 +42,6 @@ from tfgpipe.model.own_step import (
     in_pipeline,
 )
 from tfgpipe.sequence import is_task
-from tfgpipe.state import RandomState
 from tfgpipe.trial import Trial
 
 
@@ -62,7 +61,6 @@ class _Notes:
         generation: By what the model generates, if it does.
         compiled_as: What the task of KerasHub was compiled with when the
             pipeline was compiled as it; None if it was not.
-        held_random_state: The seeds of what is held beside the layers.
         own_step: The `train_step` of a subclass that runs, or None.
         is_warned_of_tape: Whether it was said that a tape trains the model.
         trained: With which loss, and on what specs, it was trained last.
@@ -86,7 +84,6 @@ class _Notes:
     optimizer: keras.Optimizer | None = None
     generation: GroupedGeneration | None = None
     compiled_as: dict[str, Any] | None = None
-    held_random_state: RandomState | None = None
     own_step: OwnStep | None = None
     is_warned_of_tape: bool = False
     trained: tuple[Any, Any] | None = None
@@ -130,7 +127,6 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             input_shape: Nest of shapes (batch, ...) of the inputs.
         """
         if self._built is not None:
-            self.check_input_shape(input_shape)
             return
         spec = self._notes.input_spec
         if spec is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,19 +29,6 @@ from tfgpipe.model.nonfinite import Skips
 from tfgpipe.schedules import CHUNKS
 from tfgpipe.sequence import items_from_config
 from tfgpipe.state import RandomState, seeds_expected
-
-
-def _warn_of_unlisted(model: keras.Model) -> None:
-    """Warns of an optimizer's state for which Keras's files have no place."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and internals.unlisted(optimizer):
-        names = " of ".join(internals.optimizer_names(model))
-        warnings.warn(
-            f"Keras's files leave out what {names} keeps for all weights "
-            "together. Go on from what `tfgpipe.callbacks.Checkpoint` writes.",
-            stacklevel=3,
-        )
-
 
 _NONE_IS_A_VALUE = {"gradient_dtype", "skip_outliers"}
 
@@ -130,27 +116,8 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
     changes = _overrides.get() or {}
     changes = {**_of_strategy({**config, **changes}), **changes}
     new = {**config, **changes}
-    other_cells, other_m = (
-        as_count(new[name]) != config[name]
-        for name in ("num_partitions", "num_micro_batches")
-    )
-    if other_cells:
+    if as_count(new["num_partitions"]) != config["num_partitions"]:
         new = {**new, "layers_per_cell": None, "devices": None, **changes}
-    for name, is_fixed, differs in (
-        (
-            "schedule",
-            isinstance(config["schedule"], list),
-            other_cells or other_m,
-        ),
-        ("remat", isinstance(config["remat"], dict), other_cells),
-    ):
-        if is_fixed and differs and name not in changes:
-            raise ValueError(
-                f"`{name}` was saved for {config['num_partitions']} cells and "
-                f"{config['num_micro_batches']} micro-batches, and not for "
-                f"{new['num_partitions']} and {new['num_micro_batches']}. "
-                f"Pass `{name}=` as well."
-            )
     return new
 
 
@@ -214,7 +181,6 @@ class Saving(Hooks):
                 "`filepath` must end in '.keras', as Keras cannot load a "
                 f"`GPipe` from HDF5. Received: {str(filepath)!r}."
             )
-        _warn_of_unlisted(self)
         with written_whole(filepath, overwrite) as path:
             super().save(path, overwrite, zipped, **kwargs)
 
@@ -229,7 +195,6 @@ class Saving(Hooks):
         Raises:
             OSError: If it cannot be written. What was there is kept.
         """
-        _warn_of_unlisted(self)
         if max_shard_size is not None:  # several files, left to Keras
             super().save_weights(filepath, overwrite, max_shard_size)
             return
@@ -262,23 +227,6 @@ class Saving(Hooks):
     def random_state(self) -> RandomState | None:
         """The random seeds, which Keras itself does not save."""
         return None if self._built is None else self._built.random_state
-
-    @property
-    def held_random_state(self) -> RandomState | None:
-        """The seeds of what the model holds beside its layers, if any."""
-        built, notes = self._built, self._notes
-        if built is None:
-            return None
-
-        def held() -> list[keras.Variable]:
-            others = [v for cell in built.cells for v in cell.seeds]
-            others += [*self.weights, *self.metrics_variables]
-            known = {id(v) for v in others}
-            return [v for v in self.variables if id(v) not in known]
-
-        if notes.held_random_state is None:
-            notes.held_random_state = RandomState(self.name, held)
-        return notes.held_random_state if held() else None
 
     @property
     def skips(self) -> Skips | None:

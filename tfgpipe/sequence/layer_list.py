@@ -159,9 +159,6 @@ def _declared_by(layer: keras.layers.Layer) -> keras.KerasTensor | None:
 
     By `input_shape=`, or a model that is built for one tensor; else None.
     """
-    shape = internals.input_shape_argument(layer)
-    if shape is not None:
-        return keras.Input(shape)
     is_model = isinstance(layer, keras.Model)
     inputs: list[Any] = getattr(layer, "inputs", []) if is_model else []
     if len(inputs) != 1 or tree.is_nested(getattr(layer, "input", None)):

@@ -177,16 +177,6 @@ def test_output_shape_is_computed_whether_built_or_not():
         expected.build((None, 4))
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (3, 4, 1)])
-def test_built_model_is_not_built_for_other_inputs(shape):
-    model = pipeline(with_input)
-    with pytest.raises(ValueError, match="already been configured"):
-        plain(with_input).build(shape)
-    with pytest.raises(ValueError, match="Make a new `GPipe` of new layers"):
-        model.build(shape)
-    model.build((3, 4))  # as it is
-
-
 # --------------------------------------------------------- part of a model
 @pytest.mark.filterwarnings("ignore:.*Nothing is pipelined")
 @pytest.mark.parametrize(

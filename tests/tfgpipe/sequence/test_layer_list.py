@@ -76,18 +76,6 @@ def test_first_layer_may_take_a_dict_where_no_input_is_declared():
     assert model.predict({"a": X, "b": X}, verbose=0).shape == (ROWS, 2)
 
 
-@pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")
-@pytest.mark.parametrize("argument", [{"input_shape": (3,)}, {"input_dim": 3}])
-def test_shape_may_be_that_of_the_first_layer(argument):
-    def make():
-        return [kl.Dense(4, "tanh", **argument), kl.Dense(2)]
-
-    model = tfgpipe.GPipe(make(), 2, 2)
-    assert model.built and model.input_shape == (None, 3)
-    found = trained(make, pipeline(2, 2), X, Y)
-    assert_close(found, trained(make, keras.Sequential, X, Y))
-
-
 class HandsOn(kl.Layer):
     """Says of the mask what is so anyway."""
 
