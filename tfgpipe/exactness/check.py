@@ -1,14 +1,12 @@
 """Is it exact on my model? One step, beside plain Keras on the host.
 
-    devices    the step of `fit`                   the cells' devices
-    host       the same step, the same cells       bits
-    Keras      the micro-batches, one by one       rounding
+    the step of `fit`, on its devices
+    Keras, micro-batch by micro-batch, on the host
 
-What is wrong with a device shows beside the host, layer by layer if anything
-does; what is wrong with the pipeline beside Keras, which runs the micro-batches
-on the host. Given the gradients of the step, Keras's optimizer updates the same
-variables. Whether layers treat micro-batches as they treat the mini-batch, the
-trial tells.
+Where loss or gradients differ, the first layer is named whose outputs are
+others than on the host. Given the gradients of the step, Keras's optimizer
+updates the same variables. Whether layers treat micro-batches as they treat the
+mini-batch, the trial tells.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import inputs, internals
-from tfgpipe.exactness.report import Report, Tally
+from tfgpipe.exactness.report import Report
 from tfgpipe.graphs import as_tensor, is_continuous, stateful_kinds
 from tfgpipe.inputs import MicroBatches, check_rows, first_tensor
 from tfgpipe.internals import Nest
 from tfgpipe.model import HOST, GPipe, all_finite
 from tfgpipe.state import is_synchronized, weighted_mean
 from tfgpipe.trial import (
-    Phase,
     Trial,
     change_distance,
     gradient_distance,
@@ -59,11 +56,11 @@ def check(
 ) -> Report:
     """Compares a training step of a model with plain Keras on the host.
 
-    The step that `fit` runs is run on the devices and on the host: where loss
-    or gradients differ, the first layer is named whose outputs do. Those of the
-    host are compared with plain Keras, and what the step makes of each weight
-    and slot with Keras's optimizer. The micro-batches of layers are compared
-    with the whole mini-batch, as `GPipe` tries it before a first step.
+    Loss and gradients of the step that `fit` runs are compared with plain
+    Keras's: where they differ, the first layer is named whose outputs are
+    others than on the host. What the step makes of each weight and slot is
+    compared with Keras's optimizer, and the micro-batches of layers with the
+    whole mini-batch, as `GPipe` tries it before a first step.
 
     Nothing is trained: all variables, metrics and random states are put back.
 
@@ -74,9 +71,9 @@ def check(
         sample_weight: Weights of its rows, or None.
 
     Returns:
-        What differs by more than rounding. `print` shows it as tables;
-        `is_exact` says whether all of it is documented, `first` has what is
-        not.
+        What differs by more than rounding, but for random numbers and batch
+        normalisations of micro-batches. `print` shows it as tables; `is_exact`
+        says whether nothing does, `first` has the first finding.
 
     Raises:
         ValueError: If the model is no compiled `GPipe`, or the data are not
@@ -176,33 +173,32 @@ def _packed(data: MiniBatchData) -> tuple[Any, ...]:
 
 
 def _compared(model: GPipe, data: MiniBatchData) -> Report:
-    tally, trial = Tally(), Trial("keep")
+    rows, replicas = first_tensor(data[0]).shape[0], model.num_replicas
+    count = min(model.num_micro_batches * replicas, rows)
+    num_layers = sum(model.built_for("a step").counts)
+    report = Report(
+        f"A step of '{model.name}': {rows} rows in {count} micro-batches, "
+        f"{num_layers} layers in {model.num_partitions} cells"
+        + f", {replicas} replicas"
+        * (replicas > 1)
+    )
+    trial = Trial("keep")
     with model.tried_by(trial):
         model.note_data(_packed(data))
         step, is_finite = _finite_step(model, data)
-        with model.on_host():
-            on_host = _run_step(model, data) if is_finite else step
+    for phase in trial.tried:
+        report.note("rows", "the whole mini-batch", "", 0.0)
+        for _, cell, name, what in phase.facts:
+            report.note("rows", cell.describe(name), what, math.inf)
     if is_finite:
-        names, expected = _names(model), _run_keras(model, data)
-        _compare_devices(tally, model, data, names, step, on_host, expected)
+        _compare(report, model, data, step)
     else:
         sections = model.rehearse(_packed(data)).sections
         first = next((s for s in sections if not _are_finite(s.gives)), None)
         where = "the whole mini-batch" if first is None else first.name
         what = "what it makes is not finite, and what it takes is"
-        tally.note("forward", where, what, math.inf)
-    for phase in trial.tried:
-        _note_rows(tally, phase)
-    if is_finite:
-        _compare_keras(tally, model, names, step, on_host, expected)
-    rows, replicas = first_tensor(data[0]).shape[0], model.num_replicas
-    count = min(model.num_micro_batches * replicas, rows)
-    num_layers = sum(model.built_for("a step").counts)
-    title = (
-        f"A step of '{model.name}': {rows} rows in {count} micro-batches, "
-        f"{num_layers} layers in {model.num_partitions} cells"
-    )
-    return tally.report(title + (f", {replicas} replicas" * (replicas > 1)))
+        report.note("forward", where, what, math.inf)
+    return report
 
 
 def _are_finite(by_micro_batch: Sequence[Sequence[tf.Tensor]]) -> bool:
@@ -211,74 +207,26 @@ def _are_finite(by_micro_batch: Sequence[Sequence[tf.Tensor]]) -> bool:
     return not numbers or bool(all_finite(numbers))
 
 
-def _note_rows(tally: Tally, phase: Phase) -> None:
-    """Notes what a trial says of the micro-batches of each layer."""
-    if phase.graph is not None:
-        for where, what in _documented(phase):
-            tally.note("rows", where, what, math.inf, is_documented=True)
-    faulty = {number for number, _ in phase.said}
-    for unit in (one for one in phase.tried if one.number not in faulty):
-        cell, name = phase.place(unit)
-        tally.note("rows", cell.describe(name), "", 0.0)
-    said = [
-        told for _, told in sorted(phase.said.items(), key=lambda p: p[0][0])
-    ]
-    untried = [(c, n, f"was not tried: {why}") for c, n, why in phase.untried()]
-    for cell, name, what in [*said, *untried]:
-        tally.note("rows", cell.describe(name), what, math.inf)
-
-
-def _documented(phase: Phase) -> list[tuple[str, str]]:
-    """Returns what layers do otherwise for micro-batches, as the guide says."""
-    traced = phase.graph.traced
-    moments = [call[0].op for calls in traced.moments for call in calls]
-    draws = [
-        op
-        for variable, seed in traced.state
-        if traced.draws.get(id(variable))
-        for op in seed.consumers()
-    ]
-    reasons: dict[tuple[int, str], None] = {}
-    for ops, what in (
-        (moments, "outputs, by the moments of each micro-batch"),
-        (draws, "outputs, by random numbers for each micro-batch"),
-    ):
-        places = [traced.places[op.name] for op in ops]
-        reasons |= {(traced.section_at(place), what): None for place in places}
-    return [
-        (phase.cells[traced.cells[i]].describe(traced.sections[i].words), what)
-        for i, what in sorted(reasons)
-    ]
-
-
 def _check_model(model: GPipe) -> None:
     if not isinstance(model, GPipe):
-        kind = type(model).__name__
         raise ValueError(
             "`model` must be a compiled `GPipe`: it is compared with plain "
-            f"Keras. Received: model={getattr(model, 'name', model)!r}, a "
-            f"{kind}. Pass `tfgpipe.GPipe(layers)`, after its `compile`."
+            f"Keras. Received: {getattr(model, 'name', model)!r}, a "
+            f"{type(model).__name__}. Pass `tfgpipe.GPipe(layers)`."
         )
     model.compile_as_task()
     if not model.compiled or model.optimizer is None:
         raise ValueError(
-            "`model` must be compiled, with an optimizer and a loss, for a "
-            f"training step. Received: '{model.name}', which is not. Call "
-            "`model.compile(optimizer, loss)` first."
+            "`model` must be compiled for a training step. Received: "
+            f"'{model.name}'. Call `model.compile(optimizer, loss)` first."
         )
-
-    together = [
-        layer.name
-        for layer in internals.flat_layers(model)
-        if is_synchronized(layer)
-    ]
+    layers = internals.flat_layers(model)
+    together = [layer.name for layer in filter(is_synchronized, layers)]
     if model.num_replicas > 1 and together:
         raise ValueError(
             "`model` must have one replica to be checked, if it normalises "
-            "over replicas: layers are compared one by one. Received: "
-            f"{model.num_replicas} replicas, and synchronized=True of "
-            f"{together}. Make the model outside of the strategy's scope, or "
-            "check it with synchronized=False."
+            f"over replicas. Received: {model.num_replicas} replicas, and "
+            f"synchronized=True of {together}."
         )
 
 
@@ -405,53 +353,23 @@ def _loss(
 
 
 # ---------------------------------------------------------------- comparisons
-def _compare_devices(
-    tally: Tally,
-    model: GPipe,
-    data: MiniBatchData,
-    names: Mapping[int, str],
-    step: Step,
-    on_host: Step,
-    expected: KerasStep,
+def _compare(
+    report: Report, model: GPipe, data: MiniBatchData, step: Step
 ) -> None:
-    """Compares a step with the same on the host; names the first layer."""
+    """Compares a step with Keras's, and its update with the optimizer's."""
+    names, expected = _names(model), _run_keras(model, data)
     limit = max(limit_of(expected.dtypes, d) for d in model.devices)
-    differs = _compare_gradients(
-        tally, "gradient", model, names, step, on_host, limit
-    )
-    for variable in model.non_trainable_variables:
-        key = id(variable)
-        # Those that are zero but for rounding come from numbers around 1.
-        difference = change_distance(
-            step.after[key], on_host.after[key], step.before[key], 1.0
-        )
-        tally.note("state", names[key], "value", difference, limit)
-    if not differs:
-        return
-    here = model.rehearse(_packed(data)).sections
-    with model.on_host():
-        there = model.rehearse(_packed(data)).sections
-    for section, other in zip(here, there, strict=True):
-        difference = max(map(output_distance, section.gives, other.gives))
-        tally.note("forward", section.name, "outputs", difference, limit)
-        if difference > limit:
-            return  # all that follows differs, too
-
-
-def _compare_keras(
-    tally: Tally,
-    model: GPipe,
-    names: Mapping[int, str],
-    step: Step,
-    on_host: Step,
-    expected: KerasStep,
-) -> None:
-    """Compares the step on the host with Keras, and the update of the step."""
-    limit = limit_of(expected.dtypes)
-    if expected.loss is not None:
-        _compare_gradients(
-            tally, "loss", model, names, on_host, expected, limit
-        )
+    if expected.loss is not None and _compare_gradients(
+        report, model, names, step, expected, limit
+    ):
+        here = model.rehearse(_packed(data)).sections
+        with model.on_host():
+            there = model.rehearse(_packed(data)).sections
+        for section, other in zip(here, there, strict=True):
+            apart = max(map(output_distance, section.gives, other.gives))
+            report.note("forward", section.name, "outputs", apart, limit)
+            if apart > limit:
+                break  # all that follows differs, too
     optimizer, weights = model.optimizer, model.trainable_weights
     slots = [*optimizer.variables, *internals.unlisted(optimizer)]
     with model.unchanged(), tf.device(HOST):
@@ -463,20 +381,19 @@ def _compare_keras(
                 optimizer.apply_gradients([*zip(step.gradients, weights)])
         for variable in [*model.trainable_variables, *slots]:
             key = id(variable)
-            difference = change_distance(
+            apart = change_distance(
                 step.after[key], variable.numpy(), step.before[key]
             )
             limit = limit_of([variable.dtype])
-            tally.note("update", names[key], "update", difference, limit)
+            report.note("update", names[key], "update", apart, limit)
 
 
 def _compare_gradients(
-    tally: Tally,
-    kind: str,
+    report: Report,
     model: GPipe,
     names: Mapping[int, str],
     step: Step,
-    expected: Step | KerasStep,
+    expected: KerasStep,
     limit: float,
 ) -> bool:
     """Compares loss and gradients, from the last layer; says if any differ.
@@ -486,14 +403,14 @@ def _compare_gradients(
     worst = 0.0
     if step.loss is not None:
         worst = output_distance([step.loss], [expected.loss])
-        tally.note(kind, "the whole mini-batch", "loss", worst, limit)
+        report.note("loss", "the whole mini-batch", "loss", worst, limit)
     pairs = [*zip(step.gradients, expected.gradients, strict=True)]
     sizes = [largest(d) for pair in pairs for d in map(as_tensor, pair)]
     floor = _TINY * limit * max(sizes, default=0.0)
     for (d, other), v in reversed([*zip(pairs, model.trainable_weights)]):
-        difference = gradient_distance(d, other, floor)
-        tally.note(kind, names[id(v)], "gradient", difference, limit)
-        worst = max(worst, difference)
+        apart = gradient_distance(d, other, floor)
+        report.note("loss", names[id(v)], "gradient", apart, limit)
+        worst = max(worst, apart)
     return worst > limit
 
 
@@ -507,8 +424,4 @@ def _names(model: GPipe) -> dict[int, str]:
         for step in reversed(cell.steps)
         for variable in step.variables
     }
-    for weight in model.trainable_weights:
-        for optimizer in internals.with_inner(model.optimizer):
-            for slot in internals.slots(optimizer, weight):
-                places[id(slot)] = places.get(id(weight), "")
     return {key: name + places.get(key, "") for key, name in names.items()}

@@ -11,10 +11,8 @@ _MOST = 20  # rows of a table
 KINDS = {
     "forward": "what a layer makes, and the same layer on the host",
     "rows": "micro-batches of a layer, and the whole mini-batch",
-    "gradient": "loss and gradients of the step of `fit`, and the host's",
-    "loss": "loss and gradients of the host's, and Keras's",
+    "loss": "loss and gradients of the step of `fit`, and Keras's",
     "update": "weights and slots after it, and by Keras's optimizer",
-    "state": "other variables after it, and the host's",
 }
 
 
@@ -23,21 +21,19 @@ class Finding:
     """Something that differs by more than rounding.
 
     Attributes:
-        kind: Which comparison has shown it: "forward", "rows", "gradient",
-            "loss", "update" or "state".
+        kind: Which comparison has shown it: "forward", "rows", "loss" or
+            "update".
         where: A layer with its cell and devices, or what else differs.
         difference: How far it is off, as a share of what it should be;
             infinity for what is not finite, of another shape, or of "rows":
             there `what` says it.
         what: What differs, in words.
-        is_documented: Whether the guide says that it differs.
     """
 
     kind: str
     where: str
     difference: float
     what: str
-    is_documented: bool = False
 
     def __str__(self) -> str:
         text = f"{self.kind}: {self.where}: {self.what}"
@@ -46,69 +42,71 @@ class Finding:
         return f"{text}, off by {_number(self.difference)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Compared:
-    """The number of comparisons of a kind, and the largest difference.
-
-    Attributes:
-        kind: As a `Finding` has it.
-        count: How many comparisons there were.
-        largest: The largest difference; documented ones are left out.
-    """
-
-    kind: str
-    count: int
-    largest: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
     """The findings of `tfgpipe.check`. `print` shows tables of them.
 
     Attributes:
         title: Which step was looked at, in words.
-        compared: What was compared.
-        findings: What differs, kind by kind, and in the order of a training
-            step: forward from the first layer, backward from the last one.
+        differences: All that were compared, by kind.
     """
 
-    title: str
-    compared: tuple[Compared, ...]
-    findings: tuple[Finding, ...]
+    def __init__(self, title: str):
+        self.title = title
+        self.differences: dict[str, list[float]] = {}
+        self._findings: list[Finding] = []
+
+    def note(
+        self,
+        kind: str,
+        where: str,
+        what: str,
+        difference: float,
+        limit: float = 0.0,
+    ) -> None:
+        """Takes a comparison, see `Finding`; up to `limit` is rounding."""
+        self.differences.setdefault(kind, []).append(difference)
+        if difference > limit:
+            self._findings.append(Finding(kind, where, difference, what))
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What differs, kind by kind, and in the order of a training step.
+
+        Forward from the first layer, backward from the last one.
+        """
+        kinds = [*KINDS]
+        return sorted(self._findings, key=lambda f: kinds.index(f.kind))
 
     @property
     def is_exact(self) -> bool:
-        """Returns whether nothing differs but what is documented."""
-        return self.first is None
+        """Returns whether nothing differs."""
+        return not self._findings
 
     @property
     def first(self) -> Finding | None:
-        """The first finding that is not documented, or None."""
-        return next((f for f in self.findings if not f.is_documented), None)
+        """The first finding, or None."""
+        return next(iter(self.findings), None)
 
     def __str__(self) -> str:
         counts = [
-            (c.kind, str(c.count), _number(c.largest), KINDS[c.kind])
-            for c in self.compared
+            (kind, str(len(values)), _number(max(values)), KINDS[kind])
+            for kind in KINDS
+            if (values := self.differences.get(kind))
         ]
-        parts = [_table(("compared", "times", "largest", ""), counts)]
-        for is_documented in (True, False):
-            chosen = [
-                f for f in self.findings if f.is_documented == is_documented
-            ]
-            title = "documented" if is_documented else "wrong"
-            rows = [
-                (f.kind, "", _number(f.difference), f"{f.where}: {f.what}")
-                for f in chosen[:_MOST]
-            ]
-            if len(chosen) > _MOST:
-                rows.append(("...", "", "", f"and {len(chosen) - _MOST} more"))
-            if rows:
-                parts.append(_table((title, "", "by", ""), rows))
-        end = "Exact: nothing else differs by more than rounding."
-        if self.first is not None:
+        tables = [_table(("compared", "times", "largest", ""), counts)]
+        wrong = [
+            (f.kind, "", _number(f.difference), f"{f.where}: {f.what}")
+            for f in self.findings[:_MOST]
+        ]
+        if len(self._findings) > _MOST:
+            more = f"and {len(self._findings) - _MOST} more"
+            wrong.append(("...", "", "", more))
+        if wrong:
+            tables.append(_table(("wrong", "", "by", ""), wrong))
+        end = "Exact: nothing differs by more than rounding."
+        if wrong:
             end = f"Not exact. First of all, {self.first}."
-        return "\n\n".join([self.title, *parts, end])
+        return "\n\n".join([self.title, *tables, end])
 
 
 def _number(value: float) -> str:
@@ -122,35 +120,3 @@ def _table(
         f"{kind:<10}  {count:>5}  {size:>7}  {text}".rstrip()
         for kind, count, size, text in [header, *rows]
     )
-
-
-class Tally:
-    """Takes comparisons, one after the other, and makes the report of them."""
-
-    def __init__(self) -> None:
-        self._differences: dict[str, list[float]] = {k: [] for k in KINDS}
-        self._findings: list[Finding] = []
-
-    def note(
-        self,
-        kind: str,
-        where: str,
-        what: str,
-        difference: float,
-        limit: float = 0.0,
-        is_documented: bool = False,
-    ) -> None:
-        """Takes a comparison, see `Finding`; up to `limit` is rounding."""
-        finding = Finding(kind, where, difference, what, is_documented)
-        self._findings += [finding] * (difference > limit)
-        self._differences[kind].append(0.0 if is_documented else difference)
-
-    def report(self, title: str) -> Report:
-        """Returns all comparisons and findings so far."""
-        compared = [
-            Compared(kind, len(differences), max(differences))
-            for kind, differences in self._differences.items()
-            if differences
-        ]
-        findings = sorted(self._findings, key=lambda f: [*KINDS].index(f.kind))
-        return Report(title, tuple(compared), tuple(findings))

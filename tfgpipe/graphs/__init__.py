@@ -7,6 +7,7 @@ from tfgpipe.graphs.cut import (
     CHEAP,
     GraphCutter,
     WholeGraph,
+    called_functions,
     follows,
     functions_of,
     sum_over_replicas,

@@ -26,7 +26,6 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell
 from tfgpipe.checks import checked_counts
 from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
@@ -99,11 +98,13 @@ class Rehearsals(TrainingSteps):
             ValueError: If the model is not built, or cannot be trained.
         """
         built = self.built_for("program()")
-        rows = batch_size
-        if rows is not None:
-            (rows,) = checked_counts(batch_size=rows)
+        if batch_size is not None:
+            (batch_size,) = checked_counts(batch_size=batch_size)
         self._arguments.check_training()
-        known = self._trained_on()
+        # Specs of x, y, sample_weight of the last step, if it had this loss.
+        loss, known = self._notes.trained or (None, None)
+        if not self.compiled or loss is not internals.compiled_loss(self):
+            known = None
         specs = known or (built.input_spec, None, None)
         found: list[Program] = []
 
@@ -116,24 +117,17 @@ class Rehearsals(TrainingSteps):
         def as_spec(t: Any) -> Any:
             if t is None:
                 return None
-            return tf.TensorSpec((rows, *t.shape[1:]), t.dtype)
+            return tf.TensorSpec((batch_size, *t.shape[1:]), t.dtype)
 
         function = tf.function(lowering, autograph=False)
         flat = tree.map_structure(as_spec, specs)
         function.get_concrete_function(*flat)
         program = found[-1]
-        program.note = f"mini-batches of {rows} rows"
-        if rows is None:
-            program.note = "mini-batches of unknown numbers of rows"
+        count = "unknown numbers of" if batch_size is None else batch_size
+        program.note = f"mini-batches of {count} rows"
         if known is None:
             program.note += "; the loss is taken to keep the outputs"
         return program
-
-    def _trained_on(self) -> Any:
-        """Specs of x, y, sample_weight of the last step with this loss."""
-        loss, specs = self._notes.trained or (None, None)
-        is_same = self.compiled and loss is internals.compiled_loss(self)
-        return specs if is_same else None
 
     def rehearse(
         self, data: Nest, look: Callable[[list[tf.Tensor]], Any] = list
@@ -192,13 +186,11 @@ class Rehearsals(TrainingSteps):
             self.group_for(False)
             built = self.built_for("a step")
             cells = tuple(
-                Cell(
-                    cell.index,
-                    cell.steps,
-                    (HOST,) * len(cell.devices),
-                    cell.number,
-                    head_parts=cell.head_parts,
-                    shards=cell.shards,
+                dataclasses.replace(
+                    cell,
+                    devices=(HOST,) * len(cell.devices),
+                    stores=(),
+                    callers=(),
                 )
                 for cell in built.cells
             )

@@ -2,10 +2,10 @@
 
 Whether a layer treats a batch as it treats its parts cannot be read from what
 it is made of; it can be tried. `trial.py` tries each phase of a model once,
-`phase.py` one of them, `run.py` unit by unit on some rows. `rows.py` has the
-rows, `units.py` what is tried one by one and what need not be, `tried_graph.py`
-runs it, `compare.py` tells what differs, `distance.py` how far;
-`conditions.py` reads what the graph alone shows.
+`phase.py` one of them, unit by unit on some rows. `rows.py` has the rows,
+`units.py` what is tried one by one and what need not be, `tried_graph.py` runs
+it, `compare.py` tells what differs, `distance.py` how far; `conditions.py`
+reads what the graph alone shows.
 """
 
 from tfgpipe.trial.distance import (
@@ -15,15 +15,10 @@ from tfgpipe.trial.distance import (
     limit_of,
     output_distance,
 )
-from tfgpipe.trial.phase import Phase
 from tfgpipe.trial.trial import TRIALS, Trial
-from tfgpipe.trial.units import MIXES_ROWS, ROW_BY_ROW
 
 __all__ = [
-    "MIXES_ROWS",
-    "ROW_BY_ROW",
     "TRIALS",
-    "Phase",
     "Trial",
     "change_distance",
     "gradient_distance",

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.graphs import TracedModel, functions_of
 
-# How a value or a size follows from rows.
+# How a value follows from rows.
 _NOT, _PICKED, _ROWS = range(3)
 
 _LOOPS = {"StatelessWhile", "While"}
@@ -29,21 +29,16 @@ _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _SELECTS = {"Select", "SelectV2"}
 
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
-_SIZED_BY_VALUES = {
-    "DynamicPartition",
-    "RaggedTensorToTensor",
-    "Unique",
-    "UniqueV2",
-    "Where",
-}
+_SIZED_BY_VALUES = set(
+    "DynamicPartition RaggedTensorToTensor Unique UniqueV2 Where".split()
+)
 _PICKS = {"Gather", "GatherV2", "Slice", "StridedSlice", "TensorListGetItem"}
 
 # In names of what `tf.vectorized_map` makes of code for one row: its loops run
 # until all rows are done, but leave those alone that are.
 _VECTORIZED = "/pfor/"
 
-_Level = tuple[int, int]  # of the value of a tensor, and of its sizes
-_Levels = dict[str, _Level]  # by the names of tensors
+_Levels = dict[str, int]  # by the names of tensors
 
 
 def conditions_of_rows(traced: TracedModel) -> list[tf.Operation]:
@@ -53,7 +48,7 @@ def conditions_of_rows(traced: TracedModel) -> list[tf.Operation]:
     on which outputs or losses depend; losses that are chosen are left out, such
     as quotients by numbers that may be 0.
     """
-    levels: _Levels = {t.name: (_ROWS, _NOT) for t in traced.x if t is not None}
+    levels: _Levels = {t.name: _ROWS for t in traced.x if t is not None}
     shown = internals.ancestors(t for t in traced.handed_out if t is not None)
     lost = internals.ancestors(traced.losses)
     return [
@@ -68,108 +63,72 @@ def _deciding(
 ) -> list[tf.Operation]:
     """Finds the levels of all tensors; returns the operations that decide."""
     deciding = []
+    sized: set[str] = set()  # operations whose sizes follow from values
     for op in operations:
         if op.outputs and all(t.name in levels for t in op.outputs):
             continue  # what comes in
-        before = [levels.get(t.name, (_NOT, _NOT)) for t in op.inputs]
+        before = [levels.get(t.name, _NOT) for t in op.inputs]
+        level = max(before, default=_NOT)
+        is_fixed = all(t.op.type == "Const" for t in op.inputs[1:])
+        has_sized = any(t.op.name in sized for t in op.inputs)
+        if op.type in _SIZED_BY_VALUES or (has_sized and op.type not in _SIZES):
+            sized.add(op.name)
+        if op.type in _SIZES and not has_sized:
+            level = _NOT
+        elif in_loop and op.type in _PICKS and not is_fixed:
+            level = min(level, _PICKED)
+        made = [level] * len(op.outputs)
+        decides = (
+            op.type in _SELECTS
+            and op.inputs[0].shape.rank == 0
+            and before[0] == _ROWS
+        )
         graphs = _graphs(op)
-        if op.type in _LOOPS and len(graphs) == 2:
+        if op.type in _LOOPS and graphs:
             made, decides = _of_loop(graphs, before)
-        elif op.type in _BRANCHES and graphs:
-            made, decides = _of_branches(graphs, before, in_loop)
-        elif op.type in _CALLS and graphs:
-            made, decides = _of_function(graphs[0], before, in_loop)
-        else:
-            made = [_of_operation(op, before, in_loop)] * len(op.outputs)
-            decides = (
-                op.type in _SELECTS
-                and op.inputs[0].shape.rank == 0
-                and before[0][0] == _ROWS
-            )
+        elif graphs:
+            chosen = before.pop(0) if op.type in _BRANCHES else _NOT
+            runs = [_of_function(graph, before, in_loop) for graph in graphs]
+            each = zip(*(outputs for outputs, _ in runs))
+            made = [max(chosen, *outputs) for outputs in each]
+            decides = chosen == _ROWS or any(decides for _, decides in runs)
         levels.update(zip((t.name for t in op.outputs), made))
         if decides and _VECTORIZED not in op.name:
             deciding.append(op)
     return deciding
 
 
-def _of_operation(
-    op: tf.Operation, before: Sequence[_Level], in_loop: bool
-) -> _Level:
-    value, size = _largest(before)
-    if op.type in _SIZES:
-        return size, _NOT
-    is_fixed = all(t.op.type == "Const" for t in op.inputs[1:])
-    if in_loop and op.type in _PICKS and not is_fixed:
-        value = min(value, _PICKED)
-    if op.type in _SIZED_BY_VALUES:
-        size = max(size, value)
-    elif op.type not in _PICKS or op.type in ("Slice", "StridedSlice"):
-        sizes = [v for t, (v, _) in zip(op.inputs, before) if _is_size(t)]
-        size = max([size, *sizes])
-    is_known = all(t.shape.is_fully_defined() for t in op.outputs)
-    return value, _NOT if is_known else size
-
-
 def _of_function(
-    graph: tf.Graph, before: Sequence[_Level], in_loop: bool
-) -> tuple[list[_Level], bool]:
+    graph: tf.Graph, before: Sequence[int], in_loop: bool
+) -> tuple[list[int], bool]:
     levels = dict(zip((t.name for t in graph.inputs), before))
     deciding = _deciding(graph.get_operations(), levels, in_loop)
     used = internals.ancestors(graph.outputs)
-    made = [levels.get(t.name, (_NOT, _NOT)) for t in graph.outputs]
+    made = [levels.get(t.name, _NOT) for t in graph.outputs]
     return made, any(op.name in used for op in deciding)
 
 
-def _of_branches(
-    graphs: Sequence[Any], before: Sequence[_Level], in_loop: bool
-) -> tuple[list[_Level], bool]:
-    (chosen, _), *given = before
-    runs = [_of_function(graph, given, in_loop) for graph in graphs]
-    made = [
-        _largest([(chosen, _NOT), *outputs])
-        for outputs in zip(*(outputs for outputs, _ in runs))
-    ]
-    return made, chosen == _ROWS or any(decides for _, decides in runs)
-
-
 def _of_loop(
-    graphs: Sequence[Any], before: list[_Level]
-) -> tuple[list[_Level], bool]:
+    graphs: Sequence[Any], before: list[int]
+) -> tuple[list[int], bool]:
     condition, body = graphs
-    known: list[_Level] = []
+    known: list[int] = []
     while known != before:
         known = [*before]
         made, decides = _of_function(body, known, in_loop=True)
-        before = [_largest(pair) for pair in zip(known, made)]
-    ((ends, _),), _ = _of_function(condition, known, in_loop=True)
-    made = [_largest([(ends, _NOT), level]) for level in known]
-    return made, decides or ends == _ROWS
+        before = [*map(max, known, made)]
+    (ends,), _ = _of_function(condition, known, in_loop=True)
+    return [max(ends, level) for level in known], decides or ends == _ROWS
 
 
 def _graphs(op: tf.Operation) -> list[Any]:
-    """Returns the graphs of what an operation calls; none if one has none.
-
-    The condition of a loop comes first.
-    """
+    """Returns the graphs of what is called, a loop's condition first."""
     if op.type not in _LOOPS | _BRANCHES | _CALLS:
         return []
-    names = (
-        [op.get_attr(name).name for name in ("cond", "body")]
-        if op.type in _LOOPS
-        else functions_of(op.node_def)
-    )
+    called = functions_of(op.node_def)
+    if op.type in _LOOPS:
+        called = [op.get_attr(name).name for name in ("cond", "body")]
     try:
-        return [internals.function_graph(op, name) for name in names]
+        return [internals.function_graph(op, name) for name in called]
     except AttributeError:  # of an older kind, which has none
         return []
-
-
-def _is_size(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor may hold sizes: a few whole numbers."""
-    is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
-    return bool(tensor.dtype.is_integer and is_small)
-
-
-def _largest(levels: Iterable[_Level]) -> _Level:
-    values, sizes = zip((_NOT, _NOT), *levels)
-    return max(values), max(sizes)

@@ -62,24 +62,19 @@ def distance(
     size: float = 0.0,
     noise: float = 0.0,
     num_bytes: int = 8,
-    num_terms: int = 1,
 ) -> float:
     """Computes how far tensors are apart, as a share of the largest of `a`.
 
     Not a number equals itself; tensors of other shapes, and one beside None,
     are infinitely far apart. The share is one of `size` at least; what differs
-    by no more than `noise`, or by the rounding of `num_bytes` in sums of
-    `num_terms` that are added one after the other, is 0 apart.
+    by no more than `noise`, or by the rounding of `num_bytes`, is 0 apart.
     """
     difference, size = _difference(a, b, size)
     if a is not None and not is_continuous(a):
         return difference
     if not difference or not math.isfinite(difference) or not size:
         return math.inf if difference else 0.0
-    num_bytes = min(a.dtype.real_dtype.size, num_bytes)
-    # Of each sum so far a share is lost, now up and now down.
-    lost = _EPSILON[num_bytes] * math.sqrt(num_terms)
-    limit = max(_ROUNDING[num_bytes], lost)
+    limit = _ROUNDING[min(a.dtype.real_dtype.size, num_bytes)]
     share = difference / size
     return share if share > limit and difference > noise else 0.0
 

@@ -1,25 +1,36 @@
-"""One phase of a model, tried: what differs, and what could not be tried."""
+"""One phase of a model, tried: what differs, and what could not be tried.
+
+    whole   rows 0 1 2 3 4     unit a --> unit b --> unit c
+    parts   rows 0 1           unit a --> unit b --> unit c
+            rows 2 3 4         unit a --> unit b --> unit c
+
+As long as the parts make what the whole makes, one run of each tells of all
+units. Where a unit does not, the parts are run once more with what the whole
+has made there, so that its fault is not taken for one of the next.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel, is_continuous, stateful_kinds
+from tfgpipe.graphs import TracedModel, Values, is_continuous, stateful_kinds
 from tfgpipe.internals import Nest
 from tfgpipe.trial import compare, rows
+from tfgpipe.trial.compare import Column
 from tfgpipe.trial.conditions import conditions_of_rows
-from tfgpipe.trial.distance import distance
-from tfgpipe.trial.run import Run, first_line
-from tfgpipe.trial.tried_graph import State, TriedGraph
-from tfgpipe.trial.units import Unit, Units, is_random
+from tfgpipe.trial.distance import distance, largest
+from tfgpipe.trial.tried_graph import State, TriedGraph, given
+from tfgpipe.trial.units import Unit, is_random
 
 # Of a table that is copied.
 _MOST_NUMBERS = 2**26
@@ -38,12 +49,8 @@ class Phase:
             and the words.
         tried: The units that were tried.
         errors: Why others could not be.
-        differentiated: Those whose gradients were tried.
-        gradient_errors: Why those of others could not be.
-        varying: The ids of state that follows from rows.
-        next: State, before and after a step, by id.
-        weights: What the model is run with, by id.
         lookups_of_rows: The places of lookups that are by rows.
+        late: State in a late step: what is the same for all rows may count.
     """
 
     def __init__(self, call: ModelCall, cells: Sequence[Cell]):
@@ -52,249 +59,354 @@ class Phase:
         self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
         self.tried: set[Unit] = set()
         self.errors: dict[Unit, str] = {}
-        self.differentiated: set[Unit] = set()
-        self.gradient_errors: dict[Unit, str] = {}
+        self.lookups_of_rows: set[tuple[int, int]] = set()
+        self.late: dict[int, tf.Tensor] = {}
         self._failure = ""
         self._fails_anyhow = False
-        self._asked: Any = None  # as `said`: code that asks for their number
-        self.varying: set[int] = set()
-        self.next: dict[int, tuple[keras.Variable, Any, tf.Tensor]] = {}
-        self.weights: State = {}
-        self.sizes_vary = False  # of what units give, by their rows
-        self.lookups_of_rows: set[tuple[int, int]] = set()
+        self._weights: dict[bool, State] = {}
 
-    def begin(
-        self,
-        specs: Nest,
-        known: TracedModel | None = None,
-        is_of_any_rows: bool = True,
-    ) -> TriedGraph | None:
-        """Makes the graph, of any number of rows if asked; None if it fails.
+    def begin(self, specs: Nest, known: TracedModel | None) -> bool:
+        """Makes the graph; returns whether that is possible.
 
         `known` is a run of the model on shapes, if there was one.
         """
         devices = [cell.stores[0] for cell in self.cells]
         try:
-            self.graph = graph = TriedGraph(
-                self.call, specs, devices, known, is_of_any_rows
-            )
-            self._draw_weights()
+            graph = TriedGraph(self.call, specs, devices, known)
+            tables = {id(v) for v in graph.traced.tables}
+            variables = [use.variable for use in graph.traced.uses]
+            self._weights = {
+                is_real: {
+                    id(v): _weight(
+                        tf.convert_to_tensor(v.value), id(v) in tables, is_real
+                    )
+                    for v in variables
+                }
+                for is_real in (True, False)
+            }
         except Exception as error:  # a user's code may raise anything
-            self._failure = f"{type(error).__name__}: {error}"
-            return None
-        self.said, self.tried, self.errors = {}, set(), {}
+            self._failure = _first_line(error)
+            return False
+        self.graph = graph
         for unit in graph.units.units:
             if unit.mixes:
-                self.mixes(unit, math.inf)
-            elif unit in graph.units.drawing and not unit.is_known:
+                self.tried.add(unit)
+                self.say(unit, "outputs", math.inf)
+            elif unit.draws and not unit.is_known:
                 self.errors[unit] = (
                     "it draws random numbers in a loop, a branch or a function"
                 )
-        return graph
+        return True
 
-    @property
-    def wanted(self) -> list[Unit]:
-        """The units that are tried as they are."""
-        units = self.graph.units
-        return [
-            unit
-            for unit in units.units
-            if not (unit.is_known or unit.mixes or unit in units.drawing)
-        ]
-
-    def know_rows(
-        self, specs: Nest, step: TracedModel, units: Units, total: int | None
-    ) -> TriedGraph | None:
+    def ask(
+        self, specs: Nest, step: TracedModel, total: int | None, asking: str
+    ) -> None:
         """Looks for code that does something else where it knows the rows.
 
-        In Keras, Python knows the number of rows of a mini-batch, and in a step
-        here a micro-batch's. Where one of them makes something else of
-        rows than the graph of any number of them, graphs of known numbers are
-        tried; None if they cannot be made.
-
-        Args:
-            specs: Nest of what a mini-batch is.
-            step: The graph of a step.
-            units: Its units.
-            total: The number of rows of a mini-batch that may be run; None if
-                it is not known, or if that takes long.
-        """
-        graph = self.graph
-        kinds = stateful_kinds(graph.traced.operations)
-        if not graph.is_of_any_rows or any(map(is_random, kinds)):
-            return graph
-        num_rows = next(t for t in step.x if t is not None).shape[0]
-        first = [
-            None if count is None else self._first_unlike(specs, count, known)
-            for count, known in ((num_rows, (step, units)), (total, None))
-        ]
-        if not any(first):
-            return graph
-        if total and not all(first):  # where both differ, they may do the same
-            cell, name = next(one for one in first if one)
-            self._asked = cell, name, compare.of_known_rows(total)
-        return self.begin(specs, is_of_any_rows=False)
-
-    def _first_unlike(
-        self,
-        specs: Nest,
-        num_rows: int,
-        known: tuple[TracedModel, Units] | None,
-    ) -> tuple[Cell, str] | None:
-        """Cell and name of what a graph of known rows makes otherwise, if any.
-
-        What is inside may be otherwise, if the results are the same.
-        """
-        graph, parts = self.graph, rows.Parts(1, num_rows - 1)
-        whole, *_ = rows.drawn(specs, 8, graph.smallest_table, parts=parts)
-        try:
-            least = min([unit.num_bytes for unit in graph.units.units])
-            here, there = (
-                graph.shown(traced, units, tree.flatten(whole), self.weights)
-                for traced, units in (
-                    (graph.traced, graph.units),
-                    known or graph.traced_for(num_rows),
-                )
-            )
-        except Exception:  # of rows that it cannot take
-            return None
-        unlike = [
-            there[key][0]
-            for key in there
-            if (key in here or there[key][0] is not None)
-            and distance(
-                here.get(key, (None, None))[1], there[key][1], num_bytes=least
-            )
-        ]
-        if None not in unlike:
-            return None
-        first = unlike[0]
-        return self.place(first) if first else (self.cells[0], "the model")
-
-    def _draw_weights(self) -> None:
-        """Takes the weights; draws zeros, and makes tables larger.
-
-        Behind zeros nothing would show, nor would what is looked up behind what
-        is drawn: tables begin with numbers around 0.05.
+        In Keras, Python knows the number of rows of a mini-batch, `total`, and
+        in a step here a micro-batch's. `step` is the graph of one, `asking` are
+        the layers with code that may ask.
         """
         traced = self.graph.traced
-        tables = {id(v) for v in traced.tables}
-        used = {id(use.variable): use.variable for use in traced.uses}
-        self.weights = {
-            key: (v, _drawn(tf.convert_to_tensor(v.value), key in tables))
-            for key, v in used.items()
-        }
-
-    def keep_weights(self) -> None:
-        """Takes weights as they are, but for matrices of zeros.
-
-        Biases that are drawn may hide what is smaller.
-        """
-        for key, (v, drawn) in [*self.weights.items()]:
-            value = tf.convert_to_tensor(v.value)
-            is_kept = value.shape.rank < 2 or not _is_zero(value)
-            self.weights[key] = v, value if is_kept else drawn
-
-    def later(self) -> Iterator[State]:
-        """Yields the state of the second step, and of a late one.
-
-        What is the same for all rows is taken for a counter.
-        """
-        if not self.next:
+        if any(map(is_random, stateful_kinds(traced.operations))):
             return
-        yield {key: (v, new) for key, (v, _, new) in self.next.items()}
-        yield {
-            key: (v, new if key in self.varying else new + 999 * (new - old))
-            for key, (v, old, new) in self.next.items()
-            if new.dtype.is_integer or new.dtype.is_floating
-        }
+        num_rows = next(t for t in step.x if t is not None).shape[0]
+        for count, known in ((num_rows, step), (total, None)):
+            if count is None:
+                continue
+            parts = rows.Parts(1, count - 1)
+            limit = self.graph.smallest_table
+            x = tree.flatten(rows.drawn(specs, 8, limit, parts=parts)[0])
+            with contextlib.suppress(Exception):  # of rows it cannot take
+                known = known or self.graph.traced_for(count)
+                pairs = itertools.zip_longest(
+                    self._results(known, x), self._results(traced, x)
+                )
+                least = min(u.num_bytes for u in self.graph.units.units)
+                if any(distance(*pair, num_bytes=least) for pair in pairs):
+                    told = compare.words("rows", math.inf, f"{count} rows")
+                    self.said[0, "rows"] = self.cells[0], asking, told
+                    return
+
+    def _results(
+        self, traced: TracedModel, x: Sequence[Any]
+    ) -> list[tf.Tensor]:
+        """Returns what a run hands out, adds to the loss, and assigns."""
+        values = given(traced, x, self._weights[False])
+        values.update((inner.ref(), t) for t, inner in traced.graph.captures)
+        ids = {id(v) for v, _ in self.graph.traced.new_state}
+        function = internals.GraphFunction(
+            traced.graph,
+            [ref.deref() for ref in values],
+            [
+                *(t for t in traced.handed_out if t is not None),
+                *traced.losses[traced.num_head_losses :],
+                *(t for v, t in traced.new_state if id(v) in ids),
+            ],
+        )
+        with tf.device("CPU:0"):
+            return function([*values.values()])
 
     def run(
-        self,
-        parts: rows.Parts,
-        nests: Sequence[Nest],
-        state: State | None = None,
-        is_real: bool = False,
+        self, parts: rows.Parts, nests: Sequence[Nest], is_real: bool
     ) -> None:
-        """Tries the units on some rows, as a whole and in parts.
+        """Tries the units on some rows: all of them, and each part.
 
-        `nests` are all rows and each part; `state` is what the step begins
-        with, None for the present one. Where real data fail, the step will
-        fail, too, and say more.
+        Real ones with weights as they are: drawn biases hide what is smaller.
+        Where a real mini-batch fails, Keras would fail, too. Drawn ones as in a
+        late step, where one was seen.
         """
+        values = self._weights[is_real] | ({} if is_real else self.late)
+        run = _Run(self, parts, nests, values)
         try:
-            Run(self, parts, nests, state or {}).try_units()
+            run.try_units()
         except Exception as error:  # of rows that it cannot take
-            self._failure = first_line(error)
-            self._fails_anyhow |= is_real
-
-    def look_up(self, parts: rows.Parts, nests: Sequence[Nest]) -> None:
-        """Finds out which lookups are by rows, and nothing else."""
-        with contextlib.suppress(Exception):  # of rows that it cannot take
-            Run(self, parts, nests, {}).try_lookups()
+            self._failure = _first_line(error)
+            self._fails_anyhow |= is_real and parts != rows.FEW
+        self.tried |= run.tried
 
     def say(
-        self, unit: Unit | None, about: str, what: str, name: str = ""
+        self, unit: Unit | None, about: str, apart: float, name: str = ""
     ) -> None:
-        """Notes what differs of a unit, which may be known by another name."""
-        if unit is not None:
-            cell, unit_name = self.place(unit)
-            told = cell, name or unit_name, what
-            self.said.setdefault((unit.number, about), told)
-
-    def mixes(self, unit: Unit, apart: float, name: str = "") -> None:
-        """Notes that rows of a unit follow from others."""
-        self.tried.add(unit)
-        self.say(unit, "outputs", compare.of_outputs(apart), name)
+        """Notes by how much a unit differs, if it does, and in what."""
+        if unit is not None and apart:
+            text = compare.words(about, apart, name)
+            self.said.setdefault(
+                (unit.number, about), (*self._place(unit), text)
+            )
 
     def end(self) -> None:
-        """Says what no unit has shown by itself."""
+        """Says what the graph alone shows."""
         units = self.graph.units
         for op in conditions_of_rows(self.graph.traced):
             if not units.is_inside_known(op):
                 unit = units.maker(op.outputs[0])
-                self.say(unit, "outputs", compare.of_condition())
-        names = [name for _, name, _ in self.said.values()]
-        if self._asked and self._asked[1] not in names:
-            self.said[0, "rows"] = self._asked
+                if unit and (unit.number, "outputs") not in self.said:
+                    self.say(unit, "condition", math.inf)
 
-    def place(self, unit: Unit) -> tuple[Cell, str]:
-        """Returns where a unit is, and its name."""
+    @property
+    def facts(self) -> list[tuple[str, Cell, str, str]]:
+        """What to say: what it is about, the cell, the name, and the words.
+
+        Of what differs, unit by unit, and then of what could not be tried.
+        """
+        said = sorted(self.said.items(), key=lambda pair: pair[0][0])
+        facts = [(about, *told) for (_, about), told in said]
+        untried = []
+        if self.graph is None:
+            untried = [(self.cells[0], "the model", self._failure)]
+        elif not self._fails_anyhow:
+            why = self._failure or "what comes before it cannot run in parts"
+            untried = [
+                (*self._place(unit), self.errors.get(unit, why))
+                for unit in self.graph.units.units
+                if not unit.is_known and unit not in self.tried
+            ]
+        for cell, name, why in untried:
+            text = compare.words("untried", math.inf, why)
+            facts.append(("untried", cell, name, text))
+        return facts
+
+    def _place(self, unit: Unit) -> tuple[Cell, str]:
         return self.cells[min(unit.cell, len(self.cells) - 1)], unit.name
 
-    def untried(self) -> list[tuple[Cell, str, str]]:
-        """Returns cells and names of what could not be tried, and why."""
-        if self._fails_anyhow:
-            return []
-        if self.graph is None:
-            return [(self.cells[0], "the model", self._failure)]
-        why = self._failure or "what comes before it could not be run in parts"
-        reasons = {
-            unit: error
-            for unit, error in self.gradient_errors.items()
-            if unit not in self.differentiated
+
+class _Run:
+    """All units on some rows, for a phase, which notes what differs."""
+
+    def __init__(
+        self,
+        phase: Phase,
+        parts: rows.Parts,
+        nests: Sequence[Nest],
+        values: State,
+    ):
+        self._phase, self._graph, self._parts = phase, phase.graph, parts
+        traced = self._graph.traced
+        self._given = [
+            given(traced, tree.flatten(nest), values)
+            | {self._graph.share.ref(): tf.constant(count / parts.total)}
+            for nest, count in zip(nests, (parts.total, *parts))
+        ]
+        self._fed: list[Values] = [{}, {}, {}]
+        self._made: list[Values] = [{}, {}, {}]
+        self._metrics = {id(v) for v in phase.call.metric_state}
+        self._new = {
+            id(v): t for v, t in traced.new_state if id(v) not in traced.draws
         }
-        reasons |= {
-            unit: self.errors.get(unit, why)
-            for unit in self.graph.units.units
-            if not unit.is_known and unit not in self.tried
+        self.tried: set[Unit] = set()
+
+    def _run(self, wanted: Sequence[tf.Tensor], place: int) -> Values:
+        return self._graph.run(wanted, self._given[place] | self._fed[place])
+
+    def _columns(self, tensors: Sequence[tf.Tensor]) -> list[Column]:
+        return [[made[t.ref()] for made in self._made] for t in tensors]
+
+    def try_units(self) -> None:
+        """Tries the units, one after the other."""
+        fed, wanted = self._graph.fed, self._graph.results
+        if fed and not self._feed(fed, [self._run(fed, p) for p in range(3)]):
+            return
+        whole, start = self._run(wanted, 0), 0
+        while start < len(self._graph.units.units):
+            self._made = [whole, *self._parts_of(wanted)]
+            self._note_late()
+            fault = self._first_fault(start)
+            if fault is None:
+                break
+            if not self._feed(fault.gives, self._made):
+                return
+            start = fault.number + 1
+        for place, unit, variable, indices in self._graph.lookups:
+            is_of_rows, are_repeated = compare.of_indices(
+                *self._columns([indices])
+            )
+            if is_of_rows and not are_repeated:
+                self._phase.lookups_of_rows.add(place)
+            elif not is_of_rows and not are_repeated:
+                self._phase.say(unit, "lookup", math.inf, variable.name)
+
+    def _feed(
+        self, tensors: Sequence[tf.Tensor], made: Sequence[Values]
+    ) -> bool:
+        """Gives parts what the whole has; returns whether that is known."""
+        for tensor in tensors:
+            column = [run[tensor.ref()] for run in made]
+            each = rows.of_each(column[0], column, self._parts)
+            if each is None:
+                return False
+            for values, value in zip(self._fed, each):
+                values[tensor.ref()] = value
+        return True
+
+    def _parts_of(self, wanted: Sequence[tf.Tensor]) -> list[Values]:
+        """Runs the parts: metrics run on from part to part, state does not.
+
+        In all but the first of several replicas they are zero, and added up.
+        """
+        first, added = self._run(wanted, 1), []
+        has_replicas = len(self._phase.cells[0].devices) > 1
+        for v, t in self._graph.traced.state:
+            new = self._new.get(id(v))
+            if id(v) in self._metrics and new is not None:
+                value = first[new.ref()]
+                if has_replicas and v.aggregation == "sum":
+                    added.append(new.ref())
+                    value = tf.zeros_like(value)
+                self._given[2][t.ref()] = value
+        other = self._run(wanted, 2)
+        return [first, other | {ref: first[ref] + other[ref] for ref in added}]
+
+    def _note_late(self) -> None:
+        for v, t in self._graph.traced.state:
+            if id(v) in self._new and id(v) not in self._metrics:
+                ((new, *parts),) = self._columns([self._new[id(v)]])
+                is_number = new.dtype.is_integer or new.dtype.is_floating
+                if is_number and not any(distance(new, one) for one in parts):
+                    old = self._given[0][t.ref()]
+                    self._phase.late.setdefault(id(v), new + 999 * (new - old))
+
+    def _first_fault(self, start: int) -> Unit | None:
+        """Judges units; returns the first whose outputs differ, if any."""
+        phase, parts, graph = self._phase, self._parts, self._graph
+        for unit in graph.units.units[start:]:
+            if not unit.is_wanted:
+                continue
+            inputs = [column[0] for column in self._columns(unit.takes)]
+            gives = [t for t in unit.gives if t.ref() not in self._fed[0]]
+            num_bytes = unit.num_bytes
+            apart = compare.of_outputs(
+                self._columns(gives), inputs, parts, num_bytes
+            )
+            self.tried.add(unit)
+            losses = [
+                t for t in graph.traced.losses if graph.units.maker(t) is unit
+            ]
+            for column in self._columns(losses):
+                loss = compare.of_loss(column, parts, num_bytes)
+                phase.say(unit, "losses", loss)
+            self._judge_state(unit, inputs)
+            if apart:
+                phase.say(unit, "outputs", apart)
+                return unit
+            self._judge_gradients(unit)
+        return None
+
+    def _judge_state(self, unit: Unit, inputs: Sequence[tf.Tensor]) -> None:
+        phase, maker = self._phase, self._graph.units.maker
+        assigned = {
+            key for key, tensor in self._new.items() if maker(tensor) is unit
         }
-        units = sorted(reasons, key=lambda unit: unit.number)
-        return [(*self.place(unit), reasons[unit]) for unit in units]
+        for variable, tensor in self._graph.traced.new_state:
+            if id(variable) in assigned - self._metrics:
+                (column,) = self._columns([tensor])
+                apart = compare.of_state(
+                    variable, column, inputs, self._parts, unit.num_bytes
+                )
+                phase.say(unit, "state", apart, variable.name)
+        for metric in (m for x in phase.call.layers for m in x.metrics):
+            if any(id(v) in assigned for v in metric.variables):
+                pairs = zip(*(self._results(metric, p) for p in (0, 2)))
+                apart = max(distance(*pair) for pair in pairs)
+                phase.say(unit, "metrics", apart, metric.name)
+
+    def _results(
+        self, metric: keras.metrics.Metric, place: int
+    ) -> list[tf.Tensor]:
+        """Returns a metric's results, with the values that it has now."""
+        values = [
+            (v, self._made[place][t.ref()])
+            for v, t in self._graph.traced.new_state
+        ]
+        with keras.StatelessScope(values):
+            return [*map(tf.convert_to_tensor, tree.flatten(metric.result()))]
+
+    def _judge_gradients(self, unit: Unit) -> None:
+        """Those of a unit that has its own way."""
+        gradients = self._graph.gradients.get(unit, ())
+        columns = self._columns([t for _, t in gradients])
+        pairs = [(v, column) for (v, _), column in zip(gradients, columns)]
+        sizes = [max(map(largest, c)) for v, c in pairs if v is not None]
+        for variable, column in pairs:
+            apart = compare.of_gradient(
+                variable,
+                column,
+                max(sizes, default=0.0),
+                self._parts,
+                unit.num_bytes,
+            )
+            if apart:
+                name = "inputs" if variable is None else variable.name
+                self._phase.say(unit, "gradients", apart, name)
 
 
-def _is_zero(value: tf.Tensor) -> bool:
-    return is_continuous(value) and not tf.reduce_any(value != 0)
+def _first_line(error: Exception) -> str:
+    """Returns the first line of an error that says something."""
+    lines = [
+        line
+        for line in str(error).splitlines()
+        if line.strip() and not line.endswith("root error(s) found.")
+    ]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"
 
 
-def _drawn(value: tf.Tensor, is_table: bool) -> tf.Tensor:
-    """Draws zeros; makes a table of small numbers larger, up to around 1."""
+def _weight(value: tf.Tensor, is_table: bool, is_real: bool) -> tf.Tensor:
+    """Draws zeros; makes a table of small numbers larger, up to around 1.
+
+    Behind zeros nothing would show, nor would what is looked up behind what is
+    drawn: tables begin with numbers around 0.05. With real data, only matrices
+    of zeros are drawn.
+    """
     with tf.device(value.device):
-        if _is_zero(value):
+        if (
+            is_continuous(value)
+            and (not is_real or value.shape.rank >= 2)
+            and not tf.reduce_any(value != 0)
+        ):
             drawn = tf.random.stateless_normal(value.shape, (1, 2))
             return tf.cast(drawn, value.dtype)
         is_small = math.prod(value.shape) <= _MOST_NUMBERS
-        if not (is_table and is_small and value.dtype.is_floating):
+        if is_real or not (is_table and is_small and value.dtype.is_floating):
             return value
         wide = tf.cast(value, tf.float32)
         size = tf.sqrt(tf.reduce_mean(wide**2))

@@ -10,7 +10,6 @@ its first micro-batch and all others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe.internals import Nest
-from tfgpipe.trial.distance import distance
 
 
 class Parts(NamedTuple):
@@ -48,12 +46,6 @@ MANY = Parts(1, 31)
 LENGTHS = (8, 7, 1, 130)
 
 
-def has_unknown_sizes(specs: Nest) -> bool:
-    """Returns whether an axis but for the rows' may have any length."""
-    flat = [spec for spec in tree.flatten(specs) if spec is not None]
-    return any(None in tuple(spec.shape)[1:] for spec in flat)
-
-
 def drawn(
     specs: Nest, length: int, limit: int, seed: int = 0, parts: Parts = FEW
 ) -> list[Nest]:
@@ -70,10 +62,6 @@ def drawn(
             return None
         sizes = [size or length for size in tuple(spec.shape)[1:]]
         dtype = tf.as_dtype(spec.dtype)
-        if dtype == tf.string:  # the last one is the longest
-            texts = [["a " * (row + 1)] for row in range(count)]
-            repeated = tf.repeat(tf.constant(texts), math.prod(sizes), axis=1)
-            return tf.reshape(repeated, (count, *sizes))
         shape = (count, *sizes)
         values = tf.random.stateless_normal(shape, (len(sizes), 7 + seed))
         if dtype == tf.bool:
@@ -103,26 +91,22 @@ def num_rows(data: Nest) -> int:
 
 
 def first_rows(data: Nest, count: int) -> Any:
-    """The first rows of a nest of arrays, as tensors."""
-    return tree.map_structure(
+    """The first rows of a nest of arrays, as tensors; nothing of 0 rows."""
+    return count and tree.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t[:count]), data
     )
 
 
 def are_like(nest: Nest, specs: Nest) -> bool:
     """Returns whether tensors have the structure, dtypes and sizes of specs."""
-    tensors, others = (dict(tree.flatten_with_path(t)) for t in (nest, specs))
-    return tensors.keys() == others.keys() and all(
-        _is_like(tensors[path], others[path]) for path in tensors
+    given, wanted = (dict(tree.flatten_with_path(t)) for t in (nest, specs))
+    return given.keys() == wanted.keys() and all(
+        t is spec
+        if t is None or spec is None
+        else t.dtype == tf.as_dtype(spec.dtype)
+        and tf.TensorShape(spec.shape)[1:].is_compatible_with(t.shape[1:])
+        for t, spec in ((given[path], wanted[path]) for path in given)
     )
-
-
-def _is_like(tensor: Any, spec: Nest) -> bool:
-    if tensor is None or spec is None:
-        return tensor is spec
-    sizes = tf.TensorShape(spec.shape)[1:]
-    has_sizes = sizes.is_compatible_with(tensor.shape[1:])
-    return has_sizes and tf.as_dtype(spec.dtype) == tensor.dtype
 
 
 def with_parts(whole: Any, parts: Parts) -> list[Nest]:
@@ -180,28 +164,3 @@ def of_each(
     if rest or not times:
         return None
     return [value[times * s.start : times * s.stop] for s in parts.slices]
-
-
-def cotangents(
-    number: int, column: Sequence[tf.Tensor], parts: Parts
-) -> list[tf.Tensor]:
-    """Draws what gradients begin with, the same for a row in each run.
-
-    `column` is a tensor for all rows and for each part. What has no rows gets
-    of each part of them a share. Zeros, where it is not known which numbers are
-    of which row.
-    """
-    whole = column[0]
-    drawn = tf.random.stateless_normal(whole.shape, (number, 3))
-    expected = of_each(whole, column, parts)
-    gradients = of_each(tf.cast(drawn, whole.dtype), column, parts)
-    if (
-        expected is None
-        or gradients is None
-        or any(map(distance, column, expected))
-    ):
-        return [tf.zeros_like(t) for t in column]
-    if row_axis(column, parts) == NONE:
-        shares = [count / parts.total for count in (parts.total, *parts)]
-        return [d * tf.cast(s, d.dtype) for d, s in zip(gradients, shares)]
-    return gradients

@@ -26,7 +26,7 @@ from typing import Any
 import keras
 from keras import tree
 
-from tfgpipe import failures, internals
+from tfgpipe import internals
 from tfgpipe.cells import Cell, ModelCall
 from tfgpipe.graphs import TracedModel
 from tfgpipe.internals import Nest
@@ -55,7 +55,7 @@ class Trial:
     """
 
     def __init__(self, rule: str):
-        self._data: Callable[[int], Any] | None = None
+        self._data: Callable[[int], Any] = lambda _: None
         self._num_rows = 0  # of a mini-batch, where data are at hand
         self._rule = rule
         self.tried: list[Phase] = []
@@ -69,12 +69,8 @@ class Trial:
         `cast` makes of them what the first layer takes.
         """
         self._num_rows = rows.num_rows(data)
-        if not self._num_rows:
-            self._data = None
-            return
-        kept = min(self._num_rows, _MOST_ROWS)
-        first = rows.first_rows(data, kept)
-        self._data = lambda count: cast(rows.first_rows(first, count))
+        kept = rows.first_rows(data, min(self._num_rows, _MOST_ROWS))
+        self._data = lambda count: cast(rows.first_rows(kept, count))
 
     def run(
         self,
@@ -104,95 +100,70 @@ class Trial:
         known = None if source is None else source.take_traced()
         if key in self._phases:
             return
-        units = Units(traced)
-        is_known = all(unit.is_known for unit in units.units)
+        is_known = all(unit.is_known for unit in Units(traced).units)
         # Code that asks for a number of rows may show at another one alone.
-        asks = flat[0].shape[0] is not None and _has_own_code(call)
-        phase = Phase(call, cells)
+        asking = [] if flat[0].shape[0] is None else _with_own_code(call)
         if self._rule == "off":
-            if not is_known and _has_same_lookups(traced):
-                with _unnoticed():
-                    graph = phase.begin(specs, known)
-                    if graph is not None:
-                        drawn = rows.drawn(specs, 8, graph.smallest_table)
-                        phase.look_up(rows.FEW, drawn)
-        elif asks or not is_known or self._rule == "keep":
-            with _unnoticed():
-                self._try(phase, specs, count, known, (traced, units), is_known)
-            self.tried.append(phase)
+            # Lookups that seem to be the same for all rows may not be.
+            varies = traced.varying()
+            is_tried = not is_known and not all(
+                varies(op.inputs[1]) for *_, op in traced.all_lookups()
+            )
+        else:
+            is_tried = bool(asking) or not is_known or self._rule == "keep"
+        if not is_tried:
+            return
+        phase = Phase(call, cells)
+        with _unnoticed():
+            if phase.begin(specs, known):
+                many = self._many(phase.graph, flat, count)
+                if asking:
+                    total = flat[0].shape[0] if many else None
+                    names = " or ".join(asking[:3])
+                    phase.ask(specs, traced, total, names)
+                for given in () if is_known else self._rows(phase, specs, many):
+                    phase.run(*given)
+                phase.end()
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
-
-    def _try(
-        self,
-        phase: Phase,
-        specs: Nest,
-        count: int,
-        known: TracedModel | None,
-        step: tuple[TracedModel, Units],
-        is_known: bool,
-    ) -> None:
-        """Tries a phase; `step` is the step's graph, with its units."""
-        graph = phase.begin(specs, known)
-        if graph is None:
-            return
-        flat = [spec for spec in tree.flatten(specs) if spec is not None]
-        many = self._many(graph, flat, count)
-        total = flat[0].shape[0] if many else None
-        graph = phase.know_rows(specs, *step, total)
-        if graph is None:
-            return
-        wanted = [] if is_known else self._rows(graph, specs, many)
-        for parts, nests, is_real in wanted:
-            phase.run(parts, nests, is_real=is_real)
-        for state in phase.later():
-            phase.run(parts, nests, state)
-        phase.keep_weights()
-        for parts, nests, is_real in wanted:
-            if is_real:
-                phase.run(parts, nests, is_real=True)
-        phase.end()
+        if self._rule != "off":
+            self.tried.append(phase)
 
     def _rows(
-        self, graph: TriedGraph, specs: Nest, many: rows.Parts | None
-    ) -> list[tuple[rows.Parts, list[Any], bool]]:
-        """Returns what to try layers on, and whether it is real data."""
-        of_data: list[Any] = []
-        real: list[rows.Parts] = []
-        if self._data is not None:
-            real = [parts for parts in (rows.FEW, many) if parts is not None]
-            real = [parts for parts in real if parts.total <= self._num_rows]
-            try:
-                of_data = [
-                    (p, rows.with_parts(self._data(p.total), p), True)
-                    for p in real
-                ]
-            except Exception as error:  # the step itself will tell the user
-                failures.inform(f"Layers are tried on drawn rows: {error}")
-                real = []
-            firsts = [nests[0] for _, nests, _ in of_data]
-            if not all(rows.are_like(first, specs) for first in firsts):
-                of_data, real = [], []  # a subclass's step makes others
-        lengths = rows.LENGTHS if rows.has_unknown_sizes(specs) else (1,)
-        tried = [(rows.FEW, n, 0) for n in lengths]
-        if not real:
-            tried.append((many or rows.FEW, lengths[0], 1))
-        limit = graph.smallest_table
-        return of_data + [
-            (p, rows.drawn(specs, n, limit, seed, p), False)
-            for p, n, seed in tried
+        self, phase: Phase, specs: Nest, many: rows.Parts | None
+    ) -> Iterator[tuple[rows.Parts, list[Any], bool]]:
+        """Yields what to try layers on, and whether it is real data."""
+        real = [
+            parts
+            for parts in (rows.FEW, many)
+            if parts is not None and parts.total <= self._num_rows
         ]
+        try:
+            if real and not rows.are_like(self._data(1), specs):
+                real = []  # a subclass's step makes others
+        except Exception:  # the step itself will tell the user
+            real = []
+        for parts in real:
+            yield parts, rows.with_parts(self._data(parts.total), parts), True
+        flat = [spec for spec in tree.flatten(specs) if spec is not None]
+        is_long = any(None in tuple(spec.shape)[1:] for spec in flat)
+        lengths = rows.LENGTHS if is_long else (1,)
+        drawn = [(rows.FEW, length, 0) for length in lengths]
+        if not real:
+            drawn.append((many or rows.FEW, lengths[0], 1))
+        limit = phase.graph.smallest_table
+        for parts, length, seed in drawn:
+            yield parts, rows.drawn(specs, length, limit, seed, parts), False
 
     def _many(
         self, graph: TriedGraph, flat: Sequence[Any], count: int
     ) -> rows.Parts | None:
         """As many rows as a mini-batch has; None if that takes long."""
         total = self._num_rows or flat[0].shape[0]
-        if total is None:
-            many = rows.MANY
-        elif total < 2:
+        if total == 1:
             return None
-        else:
+        many = rows.MANY
+        if total is not None:
             first = max(1, total // count)
             many = rows.Parts(first, total - first)
         sizes = [size or 1 for s in flat for size in tuple(s.shape)[1:-1]]
@@ -212,50 +183,39 @@ class Trial:
         """
         if self._rule == "keep":
             return
-        passes, self.tried = self.tried, []
+        facts = [fact for phase in self.tried for fact in phase.facts]
+        self.tried = []
+        texts = [
+            f"{cell.describe(name)} {what}"
+            for about, cell, name, what in facts
+            if about != "untried"
+        ]
         try:
-            for phase in passes:
-                self._tell(phase)
+            if self._rule == "error" and texts:
+                raise ValueError(
+                    'With trial="error", layers must treat a mini-batch as '
+                    "they treat its micro-batches. Received:\n* "
+                    + "\n* ".join(text[0].upper() + text[1:] for text in texts)
+                    + '\nFollow the cures, or pass trial="warn".'
+                )
+            for about, cell, name, what in facts:
+                if (name, about) not in self._told:  # in another phase
+                    cell.warn_of(name, what)
+                    self._told.add((name, about))
         except (ValueError, Warning):  # a warning that a filter raises
             self._phases.clear()
             raise
 
-    def _tell(self, phase: Phase) -> None:
-        said = sorted(phase.said.items(), key=lambda pair: pair[0][0])
-        if self._rule == "error" and said:
-            texts = [
-                f"{cell.describe(name)} {what}"
-                for _, (cell, name, what) in said
-            ]
-            raise ValueError(
-                'With trial="error", layers must treat a mini-batch as they '
-                "treat its micro-batches. Received:\n"
-                + "\n".join(f"* {text[0].upper()}{text[1:]}" for text in texts)
-                + '\nFollow the cures, or pass trial="warn".'
-            )
-        for (_, about), (cell, name, what) in said:
-            if (name, about) not in self._told:  # in another phase
-                cell.warn_of(name, what)
-                self._told.add((name, about))
-        for cell, name, why in phase.untried():
-            if (name, "untried") not in self._told:
-                cell.warn_of(
-                    name,
-                    f"was not tried: {why}. Whether it treats a mini-batch as "
-                    "its micro-batches is not known. To be sure, pass "
-                    "num_micro_batches=1.",
-                )
-                self._told.add((name, "untried"))
 
-
-def _has_own_code(call: ModelCall) -> bool:
-    """Returns whether code that is not Keras's runs in calls of the model."""
-    return any(
-        isinstance(one, keras.layers.Lambda)
-        or not internals.is_keras(type(one))
+def _with_own_code(call: ModelCall) -> list[str]:
+    """Returns the layers that run code that is not Keras's, in words."""
+    return [
+        f"layer '{one.name}'"
         for layer in call.layers
         for one in internals.flat_layers(layer)
-    )
+        if isinstance(one, keras.layers.Lambda)
+        or not internals.is_keras(type(one))
+    ]
 
 
 @contextlib.contextmanager
@@ -271,9 +231,3 @@ def _unnoticed() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")  # the real calls will warn
         yield
-
-
-def _has_same_lookups(traced: TracedModel) -> bool:
-    """Returns whether some lookups seem to be the same for all rows."""
-    varies = traced.varying()
-    return any(not varies(op.inputs[1]) for *_, op in traced.all_lookups())

@@ -15,25 +15,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import is_whole
-from tfgpipe.graphs import TracedModel, follows, functions_of
+from tfgpipe.graphs import TracedModel, called_functions, follows
 
 # Element by element, for tensors of one shape.
 _ELEMENTWISE = frozenset(
     """
-    Abs Add AddV2 BiasAdd Cast Ceil Cos Div DivNoNan Elu Equal Erf Erfc Exp
-    Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite
-    IsInf IsNan LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot
-    LogicalOr Maximum Minimum Mul Neg NotEqual OnesLike Pow RealDiv Reciprocal
-    Relu Relu6 Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt
-    Square SquaredDifference StopGradient Sub Tanh ZerosLike
+    Abs Add AddV2 Cast Exp Identity Log Maximum Minimum Mul Neg RealDiv Relu
+    Rsqrt Sigmoid Softplus Sqrt Square StopGradient Sub Tanh
     """.split()
 )
 
@@ -60,13 +54,6 @@ ROW_BY_ROW = frozenset(
     """.split()
 )
 
-_ATTENTION = frozenset(
-    """
-    AdditiveAttention Attention GroupQueryAttention GroupedQueryAttention
-    MultiHeadAttention
-    """.split()
-)
-
 # Regularisers of outputs that are sums over their elements.
 _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
@@ -85,9 +72,14 @@ class Unit:
         number: Its place among all units.
         sections: Its sections.
         operations: Its operations.
-        takes: The tensors that they take of other units.
+        takes: The tensors with values that they take of other units.
         gives: What others take of it, and results.
         is_known: Whether it is known to treat each row by itself.
+        mixes: Whether it is known to mix rows.
+        draws: Whether it draws inside loops, branches or functions, or turns
+            rows round.
+        has_gradient: Whether it has a gradient of its own, or code that stops
+            gradients.
     """
 
     layer: keras.layers.Layer | None
@@ -99,43 +91,23 @@ class Unit:
     takes: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gives: list[tf.Tensor] = dataclasses.field(default_factory=list)
     is_known: bool = False
+    mixes: bool = False
+    draws: bool = False
+    has_gradient: bool = False
 
-    @functools.cached_property
-    def layers(self) -> list[keras.layers.Layer]:
-        """The layer with those inside it."""
-        return [] if self.layer is None else internals.flat_layers(self.layer)
+    @property
+    def is_wanted(self) -> bool:
+        """Returns whether it is tried as it is."""
+        return not (self.is_known or self.mixes or self.draws)
 
     @functools.cached_property
     def num_bytes(self) -> int:
         """Of the numbers in which most is lost."""
-        dtypes = [getattr(one, "compute_dtype", None) for one in self.layers]
+        inside = [] if self.layer is None else internals.flat_layers(self.layer)
+        dtypes = [getattr(one, "compute_dtype", None) for one in inside]
         dtypes += [t.dtype for t in self.takes]
         known = [tf.as_dtype(d).real_dtype for d in dtypes if d is not None]
         return min((d.size for d in known if d.is_floating), default=8)
-
-    def inner(self, traced: TracedModel) -> list[tuple[str, tf.Tensor]]:
-        """Returns what goes from call to call inside, and who made it."""
-        maker: dict[str, tuple[int, str]] = {}
-        for op in self.operations:
-            place = traced.places[op.name]
-            around = traced.section_of(place).around_at(place)
-            first = around.index(self.layer) if self.layer in around else 0
-            name = "/".join(layer.name for layer in around[first:])
-            maker[op.name] = traced.section_at(place), f"layer '{name}'"
-        return [
-            (maker[op.name][1], tensor)
-            for op in self.operations
-            for tensor in filter(is_data, op.outputs)
-            if any(
-                maker.get(user.name, maker[op.name]) != maker[op.name]
-                for user in tensor.consumers()
-            )
-        ]
-
-    @property
-    def mixes(self) -> bool:
-        """Returns whether it is known to mix rows."""
-        return self.layer is not None and mixes_rows(self.layer)
 
 
 class Units:
@@ -143,23 +115,13 @@ class Units:
 
     Attributes:
         units: The units in order.
-        draws: Random numbers, tensors.
-        drawing: The units that draw inside loops, branches or functions, or
-            turn rows round.
-        differentiating: Those with a gradient of their own, or with code that
-            stops gradients.
+        random: Random numbers, tensors.
     """
 
     def __init__(self, traced: TracedModel):
         self._traced = traced
         self.units: list[Unit] = []
         self._unit_of: dict[str, Unit] = {}
-        self._library: dict[str, Any] = {}
-        if any(internals.takes_functions(op.type) for op in traced.operations):
-            self._library = {
-                function.signature.name: function.node_def
-                for function in traced.graph.as_graph_def().library.function
-            }
         key: Any = None
         # What is behind all layers only hands on what they made.
         end = traced.sections[-1].start
@@ -177,11 +139,19 @@ class Units:
         self._connect()
         for unit in self.units:
             unit.is_known = self._is_known(unit)
-        self.draws: list[tf.Tensor] = []
-        self.drawing: set[Unit] = set()
-        self.differentiating: set[Unit] = set()
-        for place, op in enumerate(traced.operations):
-            self._look(place, op)
+            unit.mixes = unit.layer is not None and any(
+                _is_of(one, MIXES_ROWS)
+                for one in internals.flat_layers(unit.layer)
+            )
+        self.random: list[tf.Tensor] = []
+        library: dict[str, Any] = {}
+        if any(internals.takes_functions(op.type) for op in traced.operations):
+            library = {
+                function.signature.name: function
+                for function in traced.graph.as_graph_def().library.function
+            }
+        for op in traced.operations:
+            self._look(op, library)
 
     def maker(self, tensor: tf.Tensor) -> Unit | None:
         """Returns the unit that made a tensor, maybe handed on behind all."""
@@ -215,12 +185,11 @@ class Units:
     def _connect(self) -> None:
         """Finds what each unit takes and gives."""
         traced = self._traced
-        fixed = [
-            *(u.tensor for u in traced.uses),
-            *(t for _, t in traced.state),
-        ]
-        free = {t.ref() for t in fixed}
+        free = {t.ref() for t in (use.tensor for use in traced.uses)}
+        free |= {t.ref() for _, t in traced.state}
         free |= {inner.ref() for _, inner in traced.graph.captures}
+        handed_out = [self._made(t) for t in traced.handed_out if t is not None]
+        given = {t.ref(): t for t in handed_out}
         for unit in self.units:
             inputs = {
                 t.ref(): t
@@ -229,14 +198,13 @@ class Units:
                 if self._unit_of.get(t.op.name) is not unit
                 and not follows(t, free)
             }
-            unit.takes = [*inputs.values()]
+            unit.takes = [*filter(is_data, inputs.values())]
+            given |= inputs
         # State and losses have rules of their own, whoever reads them.
         others = {t.ref() for t in (*traced.assigned, *traced.losses)}
-        handed_out = [self._made(t) for t in traced.handed_out if t is not None]
-        taken = [t for unit in self.units for t in unit.takes]
-        for ref, tensor in {t.ref(): t for t in [*taken, *handed_out]}.items():
+        for ref, tensor in given.items():
             maker = self._unit_of.get(tensor.op.name)
-            if maker is not None and ref not in others:
+            if maker is not None and ref not in others and is_data(tensor):
                 maker.gives.append(tensor)
 
     def _made(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -246,32 +214,35 @@ class Units:
         return tensor
 
     def _is_known(self, unit: Unit) -> bool:
-        if unit.layer is not None:
-            state = {t.ref() for t in self._traced.assigned}
-            ranks = [
-                t.shape.rank or 0
-                for t in (*unit.takes, *unit.gives)
-                if is_data(t) and t.dtype != tf.bool and t.ref() not in state
-            ]
-            return is_row_by_row(unit.layer, min(ranks, default=2))
-        weights = {u.tensor.ref() for u in self._traced.uses}
-        return all(_is_elementwise(op, weights) for op in unit.operations)
+        if unit.layer is None:
+            return all(map(_is_elementwise, unit.operations))
+        state = {t.ref() for t in self._traced.assigned}
+        ranks = [
+            t.shape.rank or 0
+            for t in (*unit.takes, *unit.gives)
+            if t.dtype != tf.bool and t.ref() not in state
+        ]
+        return is_row_by_row(unit.layer, min(ranks, default=2))
 
-    def _look(self, place: int, op: tf.Operation) -> None:
+    def _look(self, op: tf.Operation, library: dict[str, Any]) -> None:
         """Notes what an operation draws, and gradients of its own."""
         unit = self._unit_of.get(op.name)
-        kinds, has_gradient = _seen(self._library, op.node_def)
-        if "StopGradient" in kinds and unit is not None and not unit.is_known:
-            around = self._traced.section_of(place).around_at(place)
-            has_gradient |= not (around and _is_keras_alone(around[-1]))
-        if unit is not None and has_gradient:
-            self.differentiating.add(unit)
-        if not any(map(is_random, kinds)):
-            return
+        calls = internals.takes_functions(op.type)
         if is_random(op.type) and op.type != "RandomShuffle":
-            self.draws += op.outputs
-        elif unit is not None:
-            self.drawing.add(unit)
+            self.random += op.outputs
+        elif unit is not None and (calls or not unit.is_known):
+            nodes = [op.node_def]
+            for function in called_functions(nodes, library).values():
+                nodes += function.node_def
+            kinds = {node.op for node in nodes}
+            unit.draws |= any(map(is_random, kinds))
+            unit.has_gradient |= (
+                "StopGradient" in kinds and not self.is_inside_known(op)
+            ) or any(
+                node.attr["_gradient_op_type"].s.startswith(b"CustomGradient")
+                for node in nodes
+                if "_gradient_op_type" in node.attr
+            )
 
 
 def is_data(tensor: tf.Tensor) -> bool:
@@ -287,54 +258,17 @@ def is_random(kind: str) -> bool:
     return not kind.startswith(("StatelessRandomGet", "RandomDataset"))
 
 
-def _seen(library: Any, node: tf.compat.v1.NodeDef) -> tuple[set[str], bool]:
-    """Returns the types of all that it calls, and if a gradient is custom."""
-    kinds, has_gradient = set(), False
-    waiting = [node]
-    known: set[str] = set()
-    while waiting:
-        one = waiting.pop()
-        kinds.add(one.op)
-        gradient = one.attr.get("_gradient_op_type")
-        has_gradient |= gradient is not None and gradient.s.startswith(
-            b"CustomGradient"
-        )
-        for name in {*functions_of(one)} - known:
-            known.add(name)
-            waiting += library.get(name, ())
-    return kinds, has_gradient
-
-
-def _is_elementwise(op: tf.Operation, weights: set[Hashable]) -> bool:
+def _is_elementwise(op: tf.Operation) -> bool:
     """Returns whether each element follows from the elements at its place."""
-    if op.type not in _ELEMENTWISE or len(op.outputs) != 1:
-        return False
-    made = op.outputs[0].shape
-    if made.rank is None or made.rank == 0:
-        return False
-    return all(
-        _fits(t.shape, made, t.op.type == "Const" or t.ref() in weights)
+    return op.type in _ELEMENTWISE and all(
+        t.shape.rank == 0
+        if t.op.type == "Const"
+        else t.shape.rank and t.shape.as_list() == op.outputs[0].shape.as_list()
         for t in op.inputs
     )
 
 
-def _fits(
-    shape: tf.TensorShape, result: tf.TensorShape, is_fixed: bool
-) -> bool:
-    if shape.rank is None:
-        return False
-    if is_fixed:
-        return bool(shape.rank < result.rank)
-    return shape.as_list() == result.as_list()
-
-
 # -------------------------------------------------------------- what is known
-def mixes_rows(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer, or one inside it, is known to mix rows."""
-    inside = internals.flat_layers(layer)
-    return any(_is_of(one, MIXES_ROWS) for one in inside)
-
-
 def is_row_by_row(layer: keras.layers.Layer, rank: int) -> bool:
     """Returns whether a layer, as it is set, is known to treat rows apart.
 
@@ -345,19 +279,9 @@ def is_row_by_row(layer: keras.layers.Layer, rank: int) -> bool:
     if isinstance(layer, keras.layers.TimeDistributed):
         rank -= 1  # of one time step
     inside = internals.flat_layers(layer)
-    least = 3 if any(_is_of(one, _ATTENTION) for one in inside) else 2
+    least = 3 if any("Attention" in type(one).__name__ for one in inside) else 2
     return rank >= least and all(
         _is_of(one, ROW_BY_ROW) and _is_plain(one) for one in inside
-    )
-
-
-def _is_keras_alone(operation: keras.Operation) -> bool:
-    """Returns whether a call runs Keras's code alone: it stops no gradient."""
-    return (
-        isinstance(operation, keras.layers.Layer)
-        and not isinstance(operation, keras.layers.Lambda)
-        and is_whole(operation)
-        and all(map(_is_plain, internals.flat_layers(operation)))
     )
 
 
@@ -369,35 +293,27 @@ def _is_of(layer: keras.layers.Layer, names: frozenset[str]) -> bool:
 
 def _is_plain(layer: keras.layers.Layer) -> bool:
     """Returns whether no argument is a user's, or takes the rows' axis."""
-    attributes = vars(layer)
-    # What a batch normalisation finds by itself are all but its channels'.
-    names = [name for name in attributes if name.endswith(("axis", "axes"))]
-    axes = [attributes[name] for name in names if name != "_reduction_axes"]
-    # -2 is the rows' axis of a matrix.
+    values = [
+        (name, value)
+        for name, values in vars(layer).items()
+        for value in (values if isinstance(values, list | tuple) else [values])
+    ]
+    # -2 is the rows' axis of a matrix. What a batch normalisation finds by
+    # itself are all but its channels'.
     if any(
-        isinstance(axis, int) and (axis == 0 or axis < -1)
-        for axis in keras.tree.flatten(axes)
+        isinstance(value, int) and (value == 0 or value < -1)
+        for name, value in values
+        if name.endswith(("axis", "axes")) and name != "_reduction_axes"
     ):
         return False
     if isinstance(layer, keras.layers.EinsumDense) and not _keeps_rows(
         layer.equation
     ):
         return False
-    cells = [
-        attributes[name] for name in ("cell", "cells") if name in attributes
-    ]
-    if not all(
-        isinstance(cell, keras.layers.Layer)
-        for cell in keras.tree.flatten(cells)
-    ):
-        return False  # a plain object, of which nothing is known
     return all(
         _is_known(name, value)
-        for name, value in attributes.items()
+        for name, value in values
         if callable(value) and not isinstance(value, keras.layers.Layer)
-        if "activation" in name
-        or "regularizer" in name
-        or hasattr(type(layer), name)
     )
 
 
@@ -405,14 +321,10 @@ def _is_known(name: str, function: Any) -> bool:
     """Returns whether a layer calls a function of Keras's, for each row."""
     if name == "activity_regularizer":
         return type(function) in _SUMS
-    if name.endswith("regularizer"):  # of weights
-        return True
-    if "activation" not in name:  # a method
-        return internals.is_keras(function)
-    of_keras = getattr(
-        keras.activations, getattr(function, "__name__", ""), None
-    )
-    return of_keras is function
+    if "activation" in name:
+        name = getattr(function, "__name__", "")
+        return getattr(keras.activations, name, None) is function
+    return internals.is_keras(function)
 
 
 def _keeps_rows(equation: str) -> bool:

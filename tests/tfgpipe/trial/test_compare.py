@@ -151,13 +151,8 @@ def test_activity_regularizer_that_is_a_sum_is_right(dtype):
 @pytest.mark.parametrize("name", ["mean", "mean of sums"])
 def test_activity_regularizer_that_is_a_mean_already_is_told(name, dtype):
     (message,) = of_regularizer(name)
-    assert message.startswith(
-        "Layer 'regularised' gives `add_loss` a mean over rows that is divided "
-        "by their number once more. With several micro-batches it must be a "
-        "mean, or it comes out that many times too large. Divide it once: "
-        "Keras divides what an `activity_regularizer` returns, which must be a "
-        "sum; or pass num_micro_batches=1."
-    )
+    assert "'regularised' gives `add_loss` what is no mean over rows" in message
+    assert "`activity_regularizer` returns, which must be a sum" in message
 
 
 @pytest.mark.parametrize(("name", "times"), [("sum", 1.0), ("mean", 2.0)])

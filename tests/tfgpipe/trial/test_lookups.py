@@ -110,7 +110,7 @@ class Counted(Lookup):
 
 WARNS = pytest.mark.filterwarnings(
     "ignore:.*(which has side effects|has a metric, 'sum'|was not tried"
-    "|'mixed.*' looks up)"
+    "|'(mixed|counted).*' looks up)"
 )
 
 
