@@ -94,13 +94,8 @@ PHASES = {
 }
 
 
-def stop_in(what, setattr=setattr):
-    """Has this process get a signal when a phase begins.
-
-    Args:
-        what: Such as "build:15"; None for nothing.
-        setattr: Replaces what the phase begins with.
-    """
+def stop_in(what):
+    """Has this process get a signal when a phase begins, such as "build:15"."""
     if what is None:
         return
     phase, number = what.split(":")

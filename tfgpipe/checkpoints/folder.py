@@ -61,9 +61,8 @@ class Folder:
         checked = checked_path("folder", path)
         if "://" in os.fspath(path):
             raise ValueError(
-                "`folder` must be a path of this host, where files can be "
-                f"brought to the disk. Received: folder={str(path)!r}. Mount "
-                "the bucket, or copy checkpoints there."
+                "`folder` must be a path of this host. Received: folder="
+                f"{str(path)!r}. Mount the bucket, or copy checkpoints there."
             )
         self.path = checked.absolute()
         self._lock: FolderLock | None = None

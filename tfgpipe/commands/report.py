@@ -14,8 +14,6 @@ show whether numbers are right, not how fast several are.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -67,18 +65,11 @@ def run(values: flags.FlagValues) -> int:
         keras.backend.clear_session()
         page += f"\n## {name.capitalize()}\n\n| | |\n| --- | --- |\n"
         for key, value in rows.items():
-            page += f"| {key} | {_cell(value)} |\n"
+            text = str(value).replace("\n", " ").replace("|", "\\|")
+            page += f"| {key} | {text} |\n"
         write_text(path, page)
     print(page)
     return code
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(_cell, value))
-    return str(value).replace("\n", " ").replace("|", "\\|")
 
 
 def _devices() -> list[str]:
@@ -95,7 +86,6 @@ def _devices() -> list[str]:
 
 # ------------------------------------------------------------------ the parts
 def _machine(devices: list[str]) -> Rows:
-    build = tf.sysconfig.get_build_info()
     rows: Rows = {
         "tfgpipe": VERSION,
         "tensorflow": tf.__version__,
@@ -103,15 +93,13 @@ def _machine(devices: list[str]) -> Rows:
         "Python": platform.python_version(),
         "system": platform.platform(),
         "processors": os.cpu_count(),
-        "CUDA, cuDNN": [build.get(f"{n}_version") for n in ("cuda", "cudnn")],
+        "build": dict(tf.sysconfig.get_build_info()),
         "devices": devices,
     }
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        rows["keras-hub"] = importlib.metadata.version("keras-hub")
     for device in tf.config.list_physical_devices():
         details = tf.config.experimental.get_device_details(device)
         if details:
-            rows[device.name] = ", ".join(map(str, details.values()))
+            rows[device.name] = details
     for name, value in sorted(os.environ.items()):
         if name.startswith(VARIABLES) and "KEY" not in name:
             rows[name] = value
@@ -138,8 +126,9 @@ def _speed(devices: list[str]) -> Rows:
         started = time.monotonic()
         held = peak_mib(devices, lambda: model.fit(data, verbose=0))  # noqa: B023
         seconds = (time.monotonic() - started) / 10
-        rows[f"seconds of a step, K = {k}, M = {m}"] = seconds
-    rows["times as fast, by the schedule"] = count * m / (m + count - 1)
+        rows[f"seconds of a step, K = {k}, M = {m}"] = f"{seconds:.4f}"
+    ideal = count * m / (m + count - 1)
+    rows["times as fast, by the schedule"] = f"{ideal:.2f}"
     setting = {"num_partitions": count, "num_micro_batches": m}
     plan = tfgpipe.plan(
         layers,
@@ -149,8 +138,9 @@ def _speed(devices: list[str]) -> Rows:
         optimizer="adam",
         setting=setting,
     )
-    rows["MiB that GPUs held"] = held
-    rows["MiB by the plan"] = [size / 2**20 for size in plan.device_bytes]
+    rows["MiB that GPUs held"] = [round(mib) for mib in held]
+    planned = [round(size / 2**20) for size in plan.device_bytes]
+    rows["MiB by the plan"] = planned
     return rows
 
 

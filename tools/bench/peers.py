@@ -11,6 +11,7 @@ it has had. The programs are in `tools.bench.peer_programs`.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -202,6 +203,6 @@ def start(
     python = values.torch_python if c.library == "torch" else sys.executable
     program = f"tools.bench.peer_programs.{c.library}_worker"
     order = Order(c.k, values.m, c.schedule, c.is_compiled)
-    command = [python, "-m", program, *order.words()]
+    command = [python, "-m", program, json.dumps(order._asdict())]
     variables = {"PYTHONPATH": str(_ROOT), **environment}
     return Worker(command, variables, is_pinned)

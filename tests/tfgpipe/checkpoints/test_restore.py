@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as kl
-from quick import quick
 
 import tfgpipe
 from tfgpipe.callbacks import Checkpoint
@@ -216,17 +215,6 @@ def test_damaged_one_is_named_and_the_one_before_taken(copy):
     assert sorted(copy.glob("step-*")) == paths  # left where they are
 
 
-def test_files_swapped_between_checkpoints_are_told(copy):
-    one, other = (p / "values.index" for p in sorted(copy.glob("step-*"))[1:])
-    data = "values.data-00000-of-00001"
-    for path in (one.parent, other.parent):
-        (path / data).rename(path / "old")
-    (one.parent / "old").rename(other.parent / data)
-    (other.parent / "old").rename(one.parent / data)
-    with pytest.warns(UserWarning, match="not as it was written"):
-        assert tfgpipe.restore(made(), copy).step == 2
-
-
 @pytest.mark.parametrize(
     ("make", "optimizer", "message"),
     [
@@ -388,30 +376,18 @@ def test_manifest_that_is_none_is_damaged(copy, kind):
         assert tfgpipe.restore(made(), copy).step == 4
 
 
-@pytest.mark.parametrize("target", quick(["nothing", "folder"], ["nothing"]))
-def test_link_in_the_place_of_a_checkpoint_stops_no_start(copy, target):
+def test_link_in_the_place_of_a_checkpoint_stops_no_start(copy):
     """What it leads to is left alone."""
     first, _, last = sorted(copy.glob("step-*"))
     elsewhere = copy.parent / "elsewhere"
     shutil.move(last, elsewhere)
-    if target == "nothing":
-        last.symlink_to(copy.parent / "nowhere")
-    else:
-        last.symlink_to(elsewhere)
+    last.symlink_to(copy.parent / "nowhere")
     shutil.rmtree(first)
     first.symlink_to(elsewhere)
     model = made()
-    if target == "nothing":
-        with pytest.warns(UserWarning, match=f"{last.name}: manifest.json"):
-            found = tfgpipe.restore(model, copy)
-    else:
+    with pytest.warns(UserWarning, match=f"{last.name}: manifest.json"):
         found = tfgpipe.restore(model, copy)
-    for epochs in (2, 3):
-        fit(
-            model,
-            initial_epoch=found.epoch,
-            epochs=epochs,
-            callbacks=[Checkpoint(copy, keep=1)],
-        )
-        found = tfgpipe.restore(made(), copy)
+    save = Checkpoint(copy, keep=1)
+    fit(model, initial_epoch=found.epoch, epochs=2, callbacks=[save])
+    assert tfgpipe.restore(made(), copy).step > found.step
     assert elsewhere.is_dir()

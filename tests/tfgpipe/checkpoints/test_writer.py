@@ -61,14 +61,6 @@ def test_what_is_written_is_what_was_when_it_began(tmp_path, monkeypatch):
     assert not np.array_equal(expected[0], model.variables[0].numpy())
 
 
-def test_next_one_waits_for_the_one_before(tmp_path):
-    model, (folder, saving) = small(), made(tmp_path)
-    for step in range(1, 5):
-        saving.start(model, Position(step, 0, step), None)
-    saving.wait()
-    assert folder.steps() == [3, 4]
-
-
 def test_full_disk_is_told_when_the_next_one_is_due(tmp_path, monkeypatch):
     model, (folder, saving) = small(), made(tmp_path)
     saving.start(model, Position(1, 0, 1), None)

@@ -194,7 +194,7 @@ def test_report_has_a_page_and_goes_on(tmp_path, capsys, monkeypatch):
     assert page in capsys.readouterr().out
     assert f"| tfgpipe | {tfgpipe.__version__} |" in page
     assert "| failed | ZeroDivisionError: division by zero |" in page
-    assert "| MiB | 1.25, 2 |\n| odd | a\\|b |" in page
+    assert "| MiB | [1.25, 2.0] |\n| odd | a\\|b |" in page
 
 
 @pytest.mark.slow

@@ -14,11 +14,10 @@ import pytest
 from tfgpipe.devices import local
 from tools import figures
 from tools.bench import __main__ as bench
-from tools.bench import efficiency, gpu, memory_trial, models, overhead, table1
+from tools.bench import efficiency, gpu, models, overhead, table1
 from tools.bench import replicas as bench_replicas
 from tools.bench.case_worker import Case
 from tools.bench.cases import Results, run_cases
-from tools.bench.memory_trial import Outcome, Use
 from tools.bench.models import BenchModel
 
 TINY = BenchModel(
@@ -169,16 +168,3 @@ def test_table_is_printed_from_the_file_alone(
         part.splitlines() for part in capsys.readouterr().out.split("\n\n", 1)
     )
     assert title.startswith("H200") and len(lines) == 2 + count
-
-
-def test_largest_model_is_searched_for(monkeypatch, capsys):
-    def trial(job):
-        """Naive holds 3 layers, an accelerator of a pipeline 10."""
-        if job.limit_mib and job.num_layers > (10 * job.k if job.k else 3):
-            return Outcome(why="a process died")
-        return Outcome(job.num_layers, (Use(3, 1, 5.0, 9), Use(2, 1, 1, 8)))
-
-    monkeypatch.setattr(memory_trial, "run", trial)
-    found = tables(capsys, "memory", "--table=largest", "--k=1,2")
-    layers = {row["method"]: row["layers"] for row in found["largest"]}
-    assert layers == {"naive": 3, "pipeline-1": 10, "pipeline-2": 20}

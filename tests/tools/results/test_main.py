@@ -1,13 +1,28 @@
 """The rows of the results: what is refused, trained and compared."""
 
+import dataclasses
 import json
 import pathlib
 
 import pytest
+import runs
 
+from params import registry
 from tools.results import __main__ as results
 from tools.results import runs as results_runs
 from tools.results.runs import Finished
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path_factory):
+    """The images of the results, and the text, are tiny ones."""
+    runs.use(monkeypatch, tmp_path_factory)
+    for name, experiment in {
+        "image.amoebanet_d_fashion": runs.IMAGE,
+        "lm.austen": runs.LM,
+    }.items():
+        registered = dataclasses.replace(experiment, name=name)
+        monkeypatch.setitem(registry._EXPERIMENTS, name, registered)
 
 
 def run(*words):

@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 from processes import ROOT, Process, train, until
 
 from tfgpipe.hosts import link
-from tools.train import command, ends
+from tools.train import command
 from tools.train.ends import Code
 from tools.train.trainer import Trainer
 
@@ -28,20 +28,6 @@ SIGNALS = [
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path_factory):
     runs.use(monkeypatch, tmp_path_factory)
-
-
-@pytest.fixture
-def caught(monkeypatch):
-    """Signals are caught as in the program, and what hangs is not ended."""
-    before = {name: signal.getsignal(name) for name, _ in SIGNALS}
-    monkeypatch.setattr(ends, "_PATIENCE", 1e6)
-    for name in before:
-        signal.signal(name, signal.SIG_DFL)
-    ends.catch_signals()
-    ends.has_imported()
-    yield
-    for name, handler in before.items():
-        signal.signal(name, handler)
 
 
 def run(monkeypatch, train_dir, **given):
@@ -59,21 +45,6 @@ def test_table_is_that_of_the_documentation():
     told = {int(code) for code in re.findall(r"^\| (\d+) \| ", text, re.M)}
     assert told == set(Code)
     assert Code.LOST == link.LOST
-
-
-@pytest.mark.usefixtures("caught")
-@pytest.mark.parametrize("phase", ["build", "restore", "evaluate", "export"])
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_signal_outside_of_fit_has_its_code(
-    phase, number, code, tmp_path, monkeypatch, capsys
-):
-    """It was -15, -1 or a traceback, so that preemptions were missed."""
-    runs.stop_in(f"{phase}:{int(number)}", monkeypatch.setattr)
-    assert run(monkeypatch, tmp_path / "run") == code
-    assert "Stopped. The same command goes on" in capsys.readouterr().err
-    monkeypatch.undo()
-    left = [p.name for p in tmp_path.rglob(".*") if p.name != ".lock"]
-    assert not left
 
 
 @pytest.mark.parametrize("phase", ["fit", "export"])

@@ -1,12 +1,11 @@
 """Runs that are killed again and again end with the same bits as others."""
 
 import random
-import signal
 
 import numpy as np
 import pytest
 import runs
-from processes import train, until
+from processes import train
 
 import tfgpipe
 from params import datasets
@@ -62,26 +61,3 @@ def test_fifty_kills_at_random_moments_change_no_bit(tmp_path):
             run.kill()
             num_kills += 1
     assert_ends_with(expected, started(tmp_path, folder, 60, 1), folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 76)]
-)
-def test_signals_save_and_the_run_goes_on(tmp_path, number, code):
-    folder = tmp_path / "run"
-    saved, steps = Folder(folder / "checkpoints"), 3000
-    for _ in range(2):
-        later = 500 + max(saved.steps(), default=0)
-        run = started(tmp_path, folder, steps, 500)
-        # A step that is only being traced would be given up.
-        until(lambda n=later: max(saved.steps(), default=0) >= n, run)
-        if not run.ends_within(0.5):
-            last = saved.steps()
-            run.popen.send_signal(number)
-            assert run.wait() == code, run.output
-            assert "Saved. The same command goes on" in run.output
-            assert saved.steps() > last
-    assert saved.steps()
-    run = started(tmp_path, folder, steps, 100_000)
-    assert_ends_with(expected_weights(steps), run, folder)

@@ -8,9 +8,8 @@ import runs
 from tiny import Interrupt
 
 from params.images import Images
-from tfgpipe import files
 from tools.train import comparison
-from tools.train.trainer import Trainer, claim_folder
+from tools.train.trainer import Trainer
 
 LM, MT = (
     dataclasses.replace(
@@ -76,19 +75,3 @@ def test_start_without_a_trained_model_is_an_error(tmp_path):
         Trainer(SECOND)
     with pytest.raises(FileNotFoundError, match=r"Train image\.first"):
         Trainer(SECOND, initial_model=tmp_path / "none.keras")
-
-
-def test_record_of_a_run_is_never_half_written(tmp_path, monkeypatch):
-    """A kill while it was written ended the run for ever."""
-    run = {"name": "a", "num_steps": 3}
-    claim_folder(tmp_path, run)
-    path = tmp_path / "experiment.json"
-    before = path.read_text()
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(files, "to_disk", killed)
-    with pytest.raises(KeyboardInterrupt):
-        claim_folder(tmp_path, run)
-    assert path.read_text() == before

@@ -5,13 +5,11 @@
 
 Torch's smaller build without CUDA, 2.13.0+cpu, does as well. Then
 `python -m tools.bench peers --torch_python=TORCH/bin/python` runs this program
-there. By itself, in a checkout of tfgpipe:
-
-    TORCH/bin/python -m tools.bench.peer_programs.torch_worker --schedule=1f1b
+there.
 
 A schedule is "gpipe", "1f1b" or "interleaved", which has two cells on a device;
-with --is_compiled the layers of each cell are compiled by `torch.compile`,
-which needs a C++ compiler. A cell is recomputed as a whole, by `checkpoint`.
+if the order is compiled, the layers of each cell are, by `torch.compile`, which
+needs a C++ compiler. A cell is recomputed as a whole, by `checkpoint`.
 Attention is written out, without torch's fused kernel, as in TensorFlow.
 
 Processes talk by gloo. The first does as the protocol says, and starts the

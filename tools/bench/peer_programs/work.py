@@ -7,8 +7,9 @@ process that asks for it.
 
 from __future__ import annotations
 
-import argparse
 import itertools
+import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -51,12 +52,6 @@ class Order(NamedTuple):
     schedule: str
     is_compiled: bool
 
-    def words(self) -> list[str]:
-        """Returns the order as the words of a command line."""
-        words = [f"--k={self.k}", f"--m={self.m}"]
-        words.append(f"--schedule={self.schedule}")
-        return words + ["--is_compiled"] * self.is_compiled
-
     @property
     def chunks(self) -> int:
         """Returns the number of cells of a device."""
@@ -69,14 +64,9 @@ class Order(NamedTuple):
         return list(itertools.pairwise(ends))
 
 
-def read_order(words: Sequence[str] | None = None) -> Order:
-    """Reads an order from the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--k", type=int, default=2)
-    parser.add_argument("--m", type=int, default=8)
-    parser.add_argument("--schedule", default="gpipe")
-    parser.add_argument("--is_compiled", action="store_true")
-    return Order(**vars(parser.parse_args(words)))
+def read_order() -> Order:
+    """Reads an order, JSON, from the command line."""
+    return Order(**json.loads(sys.argv[1]))
 
 
 def block_shapes() -> dict[str, tuple[int, ...]]:
