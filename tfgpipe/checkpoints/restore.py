@@ -354,7 +354,7 @@ def _stem(part: str) -> str:
 def _slots(
     names: Sequence[str], weights: Mapping[str, int]
 ) -> list[tuple[int | None, str]]:
-    """Returns the index of each slot's weight, or None, and the rest."""
+    """Returns the index of each slot's weight, or None, and its kind."""
     starts = {f"{w.replace('/', '_')}_": i for w, i in weights.items()}
     slots = []
     for name in names:
@@ -362,5 +362,6 @@ def _slots(
         # The longest, as one name may begin with another.
         fitting = (start for start in starts if rest.startswith(start))
         start = max(fitting, key=len, default="")
-        slots.append((starts.get(start), rest.removeprefix(start)))
+        kind = [*map(_stem, rest.removeprefix(start).split("/"))]
+        slots.append((starts.get(start), "/".join(kind)))
     return slots

@@ -21,12 +21,12 @@ from absl import flags
 from keras import tree
 
 import tfgpipe
-from tfgpipe.commands import command_line, user_model
+from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
 from tfgpipe.devices import local
 
 FLAGS = command_line.new_flags()
-user_model.define_model(FLAGS)
+command_line.define_model(FLAGS)
 command_line.define_cells(FLAGS)
 
 
@@ -37,8 +37,8 @@ def run(values: flags.FlagValues) -> int:
     if not local.has_accelerator():
         local.split_cpu(k)  # before the user's code makes a tensor
     keras.utils.set_random_seed(0)
-    layers, inputs = user_model.load(values.model)
-    x = user_model.random_rows(inputs, 2 * m)
+    layers, inputs = command_line.load_model(values.model)
+    x = command_line.random_rows(inputs, 2 * m)
     with doing("checking"):
         model: keras.Model = tfgpipe.GPipe(layers, k, m)
         generator = np.random.default_rng(1)

@@ -16,12 +16,12 @@ from __future__ import annotations
 from absl import flags
 
 import tfgpipe
-from tfgpipe.commands import command_line, user_model
+from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
 from tfgpipe.profiles import Profile
 
 FLAGS = command_line.new_flags()
-user_model.define_model(FLAGS)
+command_line.define_model(FLAGS)
 command_line.define_count(FLAGS, "batch_size", "Rows of a mini-batch.")
 command_line.define_count(
     FLAGS, "num_devices", "How many there are. Default: the accelerators here."
@@ -55,9 +55,9 @@ def run(values: flags.FlagValues) -> None:
     profile = None if values.profile is None else Profile.load(values.profile)
     try:
         with tfgpipe.deferred():
-            layers, inputs = user_model.load(values.model)
+            layers, inputs = command_line.load_model(values.model)
     except ValueError:  # it reads or assigns weights, as to load them
-        layers, inputs = user_model.load(values.model)
+        layers, inputs = command_line.load_model(values.model)
     limit = values.memory_gib
     with doing("planning"):
         plan = tfgpipe.plan(

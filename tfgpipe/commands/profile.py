@@ -15,11 +15,11 @@ from __future__ import annotations
 from absl import flags
 
 import tfgpipe
-from tfgpipe.commands import command_line, user_model
+from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import doing
 
 FLAGS = command_line.new_flags()
-user_model.define_model(FLAGS)
+command_line.define_model(FLAGS)
 command_line.define_count(
     FLAGS,
     "batch_size",
@@ -42,8 +42,8 @@ def run(values: flags.FlagValues) -> None:
     """Measures, prints a table, and writes the file."""
     command_line.require(values, "model", "batch_size")
     output = command_line.output_path(values.output)
-    layers, inputs = user_model.load(values.model)
-    x = user_model.random_rows(inputs, values.batch_size)
+    layers, inputs = command_line.load_model(values.model)
+    x = command_line.random_rows(inputs, values.batch_size)
     with doing("measuring"):
         profile = tfgpipe.profile(layers, x, seconds=values.seconds)
     print(profile)

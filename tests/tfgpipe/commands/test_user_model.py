@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfgpipe.commands import user_model
+from tfgpipe.commands import command_line
 
 SOURCE = """
 import keras
@@ -70,13 +70,13 @@ def test_function_is_found_by_module_and_by_file(place, folder, monkeypatch):
     if place == "absolute":
         monkeypatch.chdir("/")
         place = folder / "users_own.py"
-    layers, inputs = user_model.load(f"{place}:layers")
+    layers, inputs = command_line.load_model(f"{place}:layers")
     assert [type(layer).__name__ for layer in layers][1:] == ["Dense"]
     assert inputs.shape == (None, 5)
 
 
 def test_inputs_come_from_the_function():
-    _, inputs = user_model.load("users_own:pair")
+    _, inputs = command_line.load_model("users_own:pair")
     assert inputs.shape == (None, 7)
 
 
@@ -94,7 +94,7 @@ def test_inputs_come_from_the_function():
 )
 def test_what_is_wrong_is_told(model, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        user_model.load(model)
+        command_line.load_model(model)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_python_says_of_the_users_code_is_not_hidden(
     model, error, message
 ):
     with pytest.raises(error, match=message):
-        user_model.load(model)
+        command_line.load_model(model)
 
 
 def test_rows_are_of_the_kinds_of_the_inputs_and_the_same_again():
@@ -122,7 +122,7 @@ def test_rows_are_of_the_kinds_of_the_inputs_and_the_same_again():
         "c": keras.Input((), dtype="bool"),
         "d": keras.Input((2,), dtype="bfloat16"),
     }
-    rows, again = (user_model.random_rows(specs, 50) for _ in range(2))
+    rows, again = (command_line.random_rows(specs, 50) for _ in range(2))
     assert rows["a"].shape == (50, 2, 3)
     assert {*np.unique(rows["b"])} == {0, 1}
     assert rows["c"].dtype == bool and 0 < rows["c"].sum() < 50
