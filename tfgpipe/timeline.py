@@ -93,16 +93,11 @@ def measure(
     ['backward', 'forward', 'recompute', 'update']
     """
     (num_steps,) = checked_counts(num_steps=num_steps)
-    if not hasattr(model, "timed_by"):
-        raise ValueError(
-            f"`model` must be a `tfgpipe.GPipe`. Received: model={model!r}."
-        )
     model.compile_as_task()
     if not model.compiled:
         raise ValueError(
             "`model` must be compiled, for it is trained. Received: "
-            f"'{model.name}', which is not. Call `model.compile(optimizer, "
-            "loss)` first."
+            f"'{model.name}', which is not."
         )
     data: tuple[Any, ...] = inputs.as_tensors(x, y)
     if sample_weight is not None:
@@ -173,24 +168,20 @@ def places(events: Sequence[Event]) -> dict[int, int]:
 
 
 def cell_seconds(
-    events: Sequence[Event], numbers: Sequence[int] | None = None
+    events: Sequence[Event], numbers: Sequence[int]
 ) -> list[float]:
     """Returns how long the tasks of each cell take, over all replicas.
 
-    There is at least one event. `numbers` are the cells of the model of which
-    the cells of tasks are parts; None for the same.
+    `numbers` are the cells of the model of which the cells of tasks are parts.
     """
-    tasks = scheduled(events)
-    if numbers is None:
-        numbers = range(1 + max(event.task.cell for event in tasks))
     seconds = [0.0] * (1 + max(numbers))
-    for task, _, start, end in tasks:
+    for task, _, start, end in scheduled(events):
         seconds[numbers[task.cell]] += end - start
     return seconds
 
 
 def summary(
-    events: Sequence[Event], numbers: Sequence[int] | None = None
+    events: Sequence[Event], numbers: Sequence[int]
 ) -> dict[str, float]:
     """Returns what `callbacks.PipelineMonitor` tells of a step, by name.
 

@@ -184,7 +184,7 @@ BAD_ARGUMENTS = {
     ),
     "schedule_of_bad_tasks": (
         lambda: tfgpipe.GPipe(dense(), 1, schedule=[[("forward", 0)]]),
-        ("`tasks` must hold a `Task` or a tuple", "('forward', 0)"),
+        ("`tasks` must be one list of tasks a device", "('forward', 0)"),
     ),
     "schedule_of_other_cells": (
         lambda: tfgpipe.GPipe(dense(), 3, 3, schedule=written()),

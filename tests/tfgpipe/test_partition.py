@@ -1,6 +1,5 @@
 import fractions
 import itertools
-import math
 import random
 
 import numpy as np
@@ -127,28 +126,3 @@ def test_partition_1663_layers_into_128_cells_is_balanced(spread):
             if min(cut[cell : cell + 2]) > 1 and max(pair) <= max(cells):
                 squares = pair[0] ** 2 + pair[1] ** 2
                 assert squares >= left**2 + right**2 - 1e-9
-
-
-def test_partition_bad_costs_lists_all_of_them():
-    costs = [1.0, -1.0, math.nan, 2, math.inf, "3", None, True, 1j]
-    with pytest.raises(ValueError, match="`costs` must be finite") as error:
-        partition(costs, 2)
-    for bad in (
-        "layer 1: -1.0",
-        "layer 2: nan",
-        "layer 4: inf",
-        "layer 5: '3'",
-        "layer 6: None",
-        "layer 7: True",
-        "layer 8: 1j",
-    ):
-        assert bad in str(error.value)
-    assert "layer 0" not in str(error.value)
-    assert "layer 3" not in str(error.value)
-
-
-@pytest.mark.parametrize("num_partitions", [0, -1, 4, 1.0, True, None, "2"])
-def test_partition_impossible_number_of_cells_is_an_error(num_partitions):
-    with pytest.raises(ValueError, match="Expected 1 to 3") as error:
-        partition([1, 2, 3], num_partitions)
-    assert repr(num_partitions) in str(error.value)

@@ -4,8 +4,4 @@ from tfgpipe.callbacks.checkpoint import Checkpoint
 from tfgpipe.callbacks.pipeline_monitor import PipelineMonitor
 from tfgpipe.callbacks.stop_on_nonfinite import StopOnNonFinite
 
-__all__ = [
-    "Checkpoint",
-    "PipelineMonitor",
-    "StopOnNonFinite",
-]
+__all__ = ["Checkpoint", "PipelineMonitor", "StopOnNonFinite"]

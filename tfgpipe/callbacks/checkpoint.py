@@ -68,10 +68,10 @@ class Checkpoint(keras.callbacks.Callback):
             the process ignores, as under `nohup`, stays ignored.
 
     Raises:
-        ValueError: If an argument is out of range; from `fit` if `best` is not
-            in the logs, `on_signal` is asked for outside of the main thread,
-            another training has the folder, in this process or another, or it
-            has checkpoints of later steps than the model is at.
+        ValueError: If an argument is out of range; from `fit` if `on_signal` is
+            asked for outside of the main thread, another training has the
+            folder, in this process or another, or it has checkpoints of later
+            steps than the model is at.
         OSError: From `fit`, if the folder cannot be written to, before it
             trains; or if a checkpoint could not be written. Those before are
             whole then, and the model can be trained on.
@@ -112,16 +112,6 @@ class Checkpoint(keras.callbacks.Callback):
             (self._every,) = checked_counts(every=every)
         (keep,) = checked_counts(keep=keep)
         checked_choice("mode", mode, ("auto", "min", "max"))
-        if best is not None and not (isinstance(best, str) and best):
-            raise ValueError(
-                "`best` must be the name of a number in `fit`'s logs, such as "
-                f"'val_loss', or None. Received: best={best!r}."
-            )
-        if resumed is not None and not isinstance(resumed, Restored):
-            raise ValueError(
-                "`resumed` must be what `tfgpipe.restore` returned. Received: "
-                f"resumed={resumed!r}."
-            )
         checked_bool("shared", shared)
         checked_bool("on_signal", on_signal)
         self._best = best
@@ -149,11 +139,20 @@ class Checkpoint(keras.callbacks.Callback):
         if resumed is not None and not self._is_used:
             self._step, self._start = resumed.step, resumed.batch
         self._is_used, self._is_new = True, False
-        try:
-            self._check_later()
-        except ValueError:
+        # New checkpoints would be the older ones.
+        later = [
+            step
+            for step in self._folder.steps()
+            if step > self._step and not is_known_damaged(self.model, step)
+        ]
+        if later:
             self._folder.release()
-            raise
+            raise ValueError(
+                "`folder` must have no checkpoints of later steps than the "
+                f"model is at. Received: folder={str(self._folder.path)!r} "
+                f"with steps {later}, and a model at step {self._step}. Call "
+                "`tfgpipe.restore(model, folder)`, or use another folder."
+            )
         if self._signals is not None:
             self._signals.catch()
 
@@ -188,7 +187,10 @@ class Checkpoint(keras.callbacks.Callback):
             self._step -= max(0, more)
         if self._steps is None or self._seen == self._steps:
             self._epoch, self._batch = epoch + 1, 0
-        monitored = self._monitored(logs or {}) if self._best else None
+        monitored: dict[str, Any] | None = None
+        if self._best is not None:
+            value = float((logs or {})[self._best])
+            monitored = {"name": self._best, "value": value}
         is_last = epoch + 1 >= self.params.get("epochs", math.inf)
         is_last = is_last or self.model.stop_training
         # Where the length was not known, it was not known to be the end.
@@ -206,9 +208,8 @@ class Checkpoint(keras.callbacks.Callback):
         if self._is_new:
             warnings.warn(
                 "`Checkpoint` must come after callbacks that end a training. "
-                f"Received: the end after step {self._step}, which was not "
-                "known when the epoch ended, so that its last steps are in no "
-                "checkpoint.",
+                f"Received: the end after step {self._step}, of which there is "
+                "no checkpoint.",
                 stacklevel=2,
             )
         if self._signals is not None:
@@ -244,33 +245,6 @@ class Checkpoint(keras.callbacks.Callback):
     def _steps(self) -> int | None:
         """Those of an epoch in this `fit`, if it is known."""
         return self.params.get("steps")
-
-    def _check_later(self) -> None:
-        """Refuses a folder in which new checkpoints would be the older ones."""
-        later = [
-            step
-            for step in self._folder.steps()
-            if step > self._step and not is_known_damaged(self.model, step)
-        ]
-        if later:
-            raise ValueError(
-                "`folder` must have no checkpoints of later steps than the "
-                "model is at. Received: folder="
-                f"{str(self._folder.path)!r} with steps {later}, and a model "
-                f"at step {self._step}. Go on from the last one, by "
-                "`tfgpipe.restore(model, folder)`, or use another folder, or "
-                "move these away."
-            )
-
-    def _monitored(self, logs: dict[str, Any]) -> dict[str, Any]:
-        if self._best not in logs:
-            raise ValueError(
-                "`best` must be the name of a number in the logs of each "
-                f"epoch. Received: best={self._best!r}, and logs of "
-                f"{sorted(logs)}. Pass one of these, or `validation_data` to "
-                "`fit`."
-            )
-        return {"name": self._best, "value": float(logs[self._best])}
 
     def _is_best(self, value: float) -> bool:
         self._writer.wait()

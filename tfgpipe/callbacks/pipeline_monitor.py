@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,6 @@ import keras
 from tfgpipe import timeline
 from tfgpipe.checks import (
     checked_counts,
-    checked_path,
     checked_positive,
     checked_sink,
 )
@@ -141,35 +141,28 @@ class PipelineMonitor(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         (self._every,) = checked_counts(every=every)
-        self._log_dir = self._pictures = self._peak = self._known_flops = None
-        if log_dir is not None:
-            self._log_dir = checked_path("log_dir", log_dir)
+        self._log_dir, self._pictures = log_dir, pictures
         if pictures is not None:
-            self._pictures = checked_path("pictures", pictures)
             importlib.import_module("matplotlib")  # not at the end of an epoch
-            self._pictures.mkdir(parents=True, exist_ok=True)
-        unknown = "or None if it is not known"
-        if peak_flops is not None:
-            self._peak = checked_positive("peak_flops", peak_flops, unknown)
-        if flops_of_example is not None:
-            self._known_flops = checked_positive(
-                "flops_of_example", flops_of_example, unknown
-            )
+            pathlib.Path(pictures).mkdir(parents=True, exist_ok=True)
+        for name, value in (
+            ("peak_flops", peak_flops),
+            ("flops_of_example", flops_of_example),
+        ):
+            if value is not None:
+                checked_positive(name, value, "or None if it is not known")
+        self._peak, self._known_flops = peak_flops, flops_of_example
         self._log: EventLog | None = None
         self._flops: float | None = None
         self._say = checked_sink("say", say)
-        if plan is not None and not isinstance(plan, Plan):
-            raise ValueError(
-                "`plan` must be what `tfgpipe.plan` returns, or None. "
-                f"Received: plan={plan!r}."
-            )
+        if plan is not None:
+            self._planned_rows = plan.batch_size
         self._plan = plan
         self._rates: Any = None
         self._step: TimedStep | None = None
         self._measured = collections.deque[Measured](maxlen=2 * _STEPS)
         self._count = 0  # of steps measured in the epoch
         self._unsaid: str | None = None
-        self._spec: Any = None
         self._is_traced = self._is_timed = False
         self._due: int | None = None
         self._epoch = 0
@@ -183,22 +176,20 @@ class PipelineMonitor(keras.callbacks.Callback):
         if not isinstance(self.model, GPipe):
             raise ValueError(
                 "`PipelineMonitor` must watch a `GPipe`. Received: "
-                f"'{self.model.name}', a {type(self.model).__name__}. Pass it "
-                "to the `fit` of the `GPipe`, or leave it out."
+                f"'{self.model.name}', a {type(self.model).__name__}."
             )
         step = self._step
         if step is not None:
             step.withdraw()  # the last `fit` may have failed
         if step is None or step.replaced is not self.model.train_function:
-            self._step = self._spec = None  # compiled again, or another
+            self._step = None  # compiled again, or another
             self._measured.clear()
             self._is_traced = False
             self._flops = self._known_flops
-        self._rates = Rates(self.model)
         self._due = None
         self.history = {}
         if self._log_dir is not None:
-            self._log = EventLog(self._log_dir / "pipeline")
+            self._log = EventLog(pathlib.Path(self._log_dir, "pipeline"))
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Gives advice on the last epoch, and starts to count examples."""
@@ -207,8 +198,7 @@ class PipelineMonitor(keras.callbacks.Callback):
             self._due = epoch
         self._epoch = epoch
         self._count = 0
-        self._rates.clear()
-        self._rates.start()
+        self._rates = Rates(self.model)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
@@ -257,23 +247,32 @@ class PipelineMonitor(keras.callbacks.Callback):
             self.history.setdefault(name, []).append(number)
             if logs is not None and name in _IN_LOGS:
                 logs[name] = number
-        written: dict[str, float | str] = {**numbers}
-        if self._count:
-            written["advice"] = self.advice or ""
+        advice = self.advice or ""
         if self._log is not None:
-            self._log.write(
-                epoch, {f"pipeline/{name}": v for name, v in written.items()}
-            )
+            values = {f"pipeline/{name}": x for name, x in numbers.items()}
+            self._log.write(epoch, values)
+            if self._count:
+                self._log.write(epoch, {"pipeline/advice": advice})
         if self._count and self._pictures is not None:
-            path = self._pictures / f"epoch_{epoch + 1:04}.png"
-            title = f"Epoch {epoch + 1}"
-            save_picture(self.events, title, self.advice or "", path)
+            path = pathlib.Path(self._pictures, f"epoch_{epoch + 1:04}.png")
+            save_picture(self.events, f"Epoch {epoch + 1}", advice, path)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Gives advice on the last epoch, and closes the log."""
         self._tell()
         if self._plan is not None:
-            self._say(self._beside_plan(self._plan))
+            rate = self.history.get("examples_per_second")
+            rows = {step.num_rows for step in self._measured}
+            seconds = None
+            if rate and rows == {self._planned_rows}:
+                seconds = self._planned_rows / rate[-1]
+            held = accelerator_mib(self.model.devices)
+            self._say(
+                self._plan.compare(
+                    seconds,
+                    [2**20 * held[n] for n in held if n.endswith("_peak")],
+                )
+            )
         if self._log is not None:
             self._log.close()
 
@@ -282,7 +281,7 @@ class PipelineMonitor(keras.callbacks.Callback):
         """Returns the numbers of the step of median length; makes advice."""
         model, layout = self.model, layout_of(self.model)
         measured, count = typical(self._measured)
-        self.events, self._spec = measured.events, measured.input_spec
+        self.events = measured.events
         if count >= _STEPS:
             self.advice = advise(
                 self.events,
@@ -297,17 +296,6 @@ class PipelineMonitor(keras.callbacks.Callback):
             "boundary_mib": measured.sent_bytes / 2**20,
         }
 
-    def _beside_plan(self, plan: Plan) -> str:
-        """Says how far the plan was off."""
-        rate = self.history.get("examples_per_second")
-        rows = {step.num_rows for step in self._measured}
-        is_as_planned = rate and rows == {plan.batch_size}
-        held = accelerator_mib(self.model.devices)
-        return plan.compare(
-            plan.batch_size / rate[-1] if rate and is_as_planned else None,
-            [2**20 * held[name] for name in held if name.endswith("_peak")],
-        )
-
     def _tell(self) -> None:
         """Says what there is to say, where no progress bar is in its line."""
         if self._unsaid is not None:
@@ -316,13 +304,16 @@ class PipelineMonitor(keras.callbacks.Callback):
 
     def _speed(self) -> dict[str, float]:
         """Returns the numbers of the whole epoch."""
-        rate, spec = self._rates.examples_per_second, self._spec
+        rate = self._rates.examples_per_second
         if rate is None:
             return {}
         numbers = {"examples_per_second": rate}
-        if spec is not None and (tokens := tokens_of_example(spec)):
+        if not self._measured:
+            return numbers
+        spec = self._measured[-1].input_spec
+        if tokens := tokens_of_example(spec):
             numbers["tokens_per_second"] = tokens * rate
-        if spec is not None and self._peak is not None:
+        if self._peak is not None:
             self._flops = self._flops or flops_of_example(self.model, spec)
             if self._flops is not None:
                 peak = self._peak * len(self.model.devices)

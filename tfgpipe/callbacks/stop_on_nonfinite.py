@@ -13,7 +13,7 @@ from keras import tree
 from tfgpipe.checks import checked_counts, checked_sink
 from tfgpipe.graphs import is_continuous
 from tfgpipe.internals import Nest
-from tfgpipe.model import GPipe, all_finite, examine
+from tfgpipe.model import GPipe, all_finite
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -66,13 +66,10 @@ class StopOnNonFinite(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Lets `fit` keep its last mini-batch."""
         model = self.model
-        if not isinstance(model, GPipe) or not model.skip_nonfinite:
+        if not model.skip_nonfinite:
             raise ValueError(
                 "`StopOnNonFinite` must watch a `GPipe` with "
-                f"`skip_nonfinite=True`. Received: '{model.name}', a "
-                f"{type(model).__name__}. Make the model with "
-                "`skip_nonfinite=True`, or use "
-                "`keras.callbacks.TerminateOnNaN`."
+                "`skip_nonfinite=True`. Received: skip_nonfinite=False."
             )
         self.reason = None
         self._before = model.skipped_in_a_row
@@ -102,11 +99,11 @@ class StopOnNonFinite(keras.callbacks.Callback):
             if data is None
             else first_nonfinite(self.model, data)
         )
-        are = "mini-batch was" if in_a_row == 1 else "mini-batches were"
-        count = "" if in_a_row == 1 else f" {in_a_row}"
+        are = "was" if in_a_row == 1 else "were"
+        which = "mini-batch" if in_a_row == 1 else f"{in_a_row} mini-batches"
         self.reason = (
-            f"Stopped: the last{count} {are} not finite, and "
-            f"{'was' if in_a_row == 1 else 'were'} skipped. {where}"
+            f"Stopped: the last {which} {are} not finite, and {are} skipped. "
+            f"{where}"
         )
 
     def on_train_end(self, logs: dict | None = None) -> None:
@@ -204,16 +201,11 @@ def _in_order(model: GPipe, data: Nest) -> Iterator[tuple[bool, str]]:
                 f"{section.name} is not finite, and later layers have "
                 "finite ones.",
             )
-    for weight, d in zip(model.trainable_weights, gradients):
-        yield (
-            d is None or bool(examine(total, [d])[0]),
-            f"The gradient of the weight '{weight.path}' is finite, and the "
-            "sum of its squares is not, which optimizers keep.",
-        )
     yield (
         False,
         "Run again, layer by layer, all its values are finite: what is not is "
-        "state that it would leave, such as a moving variance, or comes from "
+        "the sum of squares of a gradient, which optimizers keep, or state "
+        "that it would leave, such as a moving variance, or comes from "
         "rounding, or from XLA.",
     )
 

@@ -95,12 +95,14 @@ def device_names(
         ValueError: If there are too few, or a host has none of the kind that
             others have.
     """
-    tasks = tuple(f"{host.task}/" for host in hosts.all)
-    used = (kind for kind in names if _begin(names[kind], tasks))
-    kind = next(used, "CPU")
-    by_host = {
-        host: _begin(names[kind], (f"{host.task}/",)) for host in hosts.all
-    }
+
+    def listed_of(host: Host, kind: str) -> list[str]:
+        return [n for n in names[kind] if n.startswith(f"{host.task}/")]
+
+    kind = next(
+        k for k in names if any(listed_of(host, k) for host in hosts.all)
+    )
+    by_host = {host: listed_of(host, kind) for host in hosts.all}
     lacking = [str(host) for host, listed in by_host.items() if not listed]
     if lacking:
         raise ValueError(
@@ -118,10 +120,6 @@ def device_names(
             "without accelerators split their CPU with --num_virtual_devices."
         )
     return devices
-
-
-def _begin(names: list[str], starts: tuple[str, ...]) -> list[str]:
-    return [name for name in names if name.startswith(starts)]
 
 
 def hosts_of(

@@ -148,24 +148,20 @@ class Cluster:
         self.progress = Progress()
         self._has_ended = False
         try:
-            addresses = self._connect(time.monotonic() + timeout, timeout)
+            self._start_tensorflow(
+                self._connect(time.monotonic() + timeout, timeout)
+            )
+            names = {
+                kind: [d.name for d in tf.config.list_logical_devices(kind)]
+                for kind in ("TPU", "GPU", "CPU")
+            }
+            self.devices = device_names(hosts, names, num_devices)
         except ValueError:
             self.end(2)
             for connection in self._links.values():
                 connection.close()
             raise
-        self._watch(self._watch_link)
-        self._start_tensorflow(addresses)
-        names = {
-            kind: [d.name for d in tf.config.list_logical_devices(kind)]
-            for kind in ("TPU", "GPU", "CPU")
-        }
-        try:
-            self.devices = device_names(hosts, names, num_devices)
-        except ValueError:
-            self.end(2)
-            raise
-        self._watch(self._watch_devices)
+        self._watch(self._devices_followed)
 
     # ------------------------------------------------------------- connecting
     def _connect(self, until: float, timeout: float) -> dict[Host, str]:
@@ -236,35 +232,33 @@ class Cluster:
             self._restrict_port()
             far = [connection.far_host for connection in self._links.values()]
             names = {name, *far, *(host.name for host in self._hosts.all)}
+            for host in self._links:
+                self._ask(host, link.ANSWER, hosts=sorted(names))
             problems: list[str] = []
             for host in self._links:
-                self._ask(host, problems, link.ANSWER, hosts=sorted(names))
-            for host in () if problems else self._links:
                 others = {*addresses.values(), self._address}
                 others -= {addresses[host]}
                 ways = [_pair(a) for a in sorted(others)]
-                seconds = len(ways) * link.ANSWER
-                answer = self._ask(host, problems, seconds, reach=ways)
+                answer = self._ask(host, len(ways) * link.ANSWER, reach=ways)
                 problems += [
                     f"{host} cannot reach {why}. All hosts must reach each "
                     "other and the controller, on any port, under the names "
                     "that are given, and from addresses that these stand for. "
                     "Open the ports between them, or let any host connect, by "
                     "`allow_any_host` of all."
-                    for why in answer.get("unreachable", [])
+                    for why in answer["unreachable"]
                 ]
         return problems
 
-    def _ask(
-        self, host: Host, problems: list[str], seconds: float, **message: Any
-    ) -> dict[str, Any]:
-        """Sends a worker a message; returns its answer, or notes a problem."""
+    def _ask(self, host: Host, seconds: float, **message: Any) -> Any:
+        """Sends a worker a message; returns its answer."""
         try:
             self._links[host].send(**message)
             return self._links[host].receive(seconds)
         except OSError as error:
-            problems.append(f"Lost {host}: {error}. Start it again.")
-            return {}
+            raise ValueError(
+                f"Lost {host}: {error}. Start it again."
+            ) from error
 
     def _restrict_port(self) -> str:
         """Closes this process's port to strangers; says to whom it is open."""
@@ -278,6 +272,7 @@ class Cluster:
         )
 
     def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
+        self._watch(lambda host: _followed(self._links[host]))
         here = self._hosts.controller
         jobs: dict[str, dict[int, str]] = {}
         for host, address in addresses.items():
@@ -303,28 +298,27 @@ class Cluster:
             self._restrict_port()
 
     # --------------------------------------------------------------- the end
-    def _watch(self, watch: Callable[[Host], None]) -> None:
-        for host in self._hosts.others:
-            threading.Thread(target=watch, args=(host,), daemon=True).start()
-
-    def _watch_link(self, host: Host) -> None:
-        """Ends this process when a worker is lost.
+    def _watch(self, how: Callable[[Host], str]) -> None:
+        """Ends this process when a worker is lost, as soon as `how` says how.
 
         TensorFlow would tell the same in other words, but only if something
         waits for that worker, and not if its host is cut off, or it is stopped.
         """
-        self._lose(host, _followed(self._links[host]))
 
-    def _watch_devices(self, host: Host) -> None:
-        """Ends this process when the devices of a worker hang."""
+        def watch(host: Host) -> None:
+            self._lose(host, how(host))
+
+        for host in self._hosts.others:
+            threading.Thread(target=watch, args=(host,), daemon=True).start()
+
+    def _devices_followed(self, host: Host) -> str:
+        """Waits until devices of a worker hang; returns how that shows."""
         names = [n for n in self.devices if n.startswith(f"{host.task}/")]
-        if names:
-            seconds = wait_until_silent(self.progress, names)
-            self._lose(
-                host,
-                f"its devices have answered nothing for {seconds:g} s, though "
-                "its process lives: a device or a connection hangs. End it",
-            )
+        seconds = wait_until_silent(self.progress, names)
+        return (
+            f"its devices have answered nothing for {seconds:g} s, though its "
+            "process lives: a device or a connection hangs. End it"
+        )
 
     def _lose(self, host: Host, why: str) -> None:
         """Ends this process, unless it ends anyway."""
@@ -439,18 +433,14 @@ def wait_until_silent(progress: Progress, names: Sequence[str]) -> float:
     while silent < longest:
         time.sleep(link.BEAT)
         waits += 1
-        if progress.count != seen:
+        if progress.count != seen or not progress.is_training:
             if seen:
                 longest = max(longest, 3 * waits)
             seen, waits, silent, asked = progress.count, 0, 0, None
-        elif not progress.is_training:
-            waits, silent, asked = 0, 0, None
-        elif seen < 2:
-            pass
-        elif asked is None or asked.is_set():
-            asked, silent = ask_devices(names), 0
-        else:
+        elif asked is not None and not asked.is_set():
             silent += 1
+        elif seen > 1:
+            asked, silent = ask_devices(names), 0
     return silent * link.BEAT
 
 

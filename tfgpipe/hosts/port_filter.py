@@ -21,9 +21,9 @@ import ctypes
 import ipaddress
 import os
 import socket
+import stat
 import struct
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 _SO_ATTACH_FILTER = 26  # of Linux
 _HEADER = -0x100000  # where the header of the network's layer begins
@@ -37,10 +37,6 @@ _DROP = (_RETURN, 0, 0, 0)
 _PASS = (_RETURN, 0, 0, 0xFFFFFFFF)
 
 
-class OpenPort(Exception):
-    """A port cannot be closed; the message says why."""
-
-
 def close_to_strangers(port: int, friends: Iterable[str] = ()) -> None:
     """Has all sockets of this process that listen on a port drop strangers.
 
@@ -52,22 +48,27 @@ def close_to_strangers(port: int, friends: Iterable[str] = ()) -> None:
         friends: Addresses of hosts that may connect, besides this one.
 
     Raises:
-        OpenPort: If this system has no such filters, or no such socket.
+        OSError: If this system has no such filters, or no such socket.
     """
-    if sys.platform != "linux":
-        raise OpenPort(f"{sys.platform} has no filters of sockets")
     code = program([ipaddress.ip_address(friend) for friend in friends])
     buffer = ctypes.create_string_buffer(code)
     given = struct.pack("HL", len(code) // 8, ctypes.addressof(buffer))
     count = 0
-    for listener in _listeners(port):
+    for name in os.listdir("/proc/self/fd"):
         try:
-            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
-        except OSError as error:
-            raise OpenPort(f"the system refuses its filter: {error}") from error
-        count += 1
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # closed meanwhile
+            continue
+        with copy:
+            is_of_network = copy.family in (socket.AF_INET, socket.AF_INET6)
+            listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_of_network and listens and copy.getsockname()[1] == port:
+                copy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
+                count += 1
     if not count:
-        raise OpenPort("this process has no such socket")
+        raise OSError("this process has no such socket")
 
 
 def restrict(port: int, names: Iterable[str], others: str, closes: bool) -> str:
@@ -79,7 +80,7 @@ def restrict(port: int, names: Iterable[str], others: str, closes: bool) -> str:
     if closes:
         try:
             close_to_strangers(port, addresses_of(names))
-        except OpenPort as error:
+        except OSError as error:
             problem = str(error)
         else:
             return (
@@ -151,22 +152,3 @@ def _passing(version: int, words: Sequence[int | None]) -> list[_Line]:
         code = _IS_X if word is None else _IS
         lines = [*load, (code, 0, len(lines), word or 0), *lines]
     return lines
-
-
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """Yields what listens on a port in this process, and leaves it open."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            copy = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # no socket, or closed meanwhile
-            continue
-        with copy:
-            try:
-                listens = copy.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-                )
-                is_it = bool(listens) and copy.getsockname()[1] == port
-            except (OSError, IndexError):
-                continue
-            if is_it:
-                yield copy

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import matplotlib.style
 from matplotlib import patches
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 
@@ -130,7 +129,6 @@ class Picture(NamedTuple):
         height = 1.0 + _ROW * len(self.rows)
         height += _LINE * (len(lines) + legend_lines)
         figure = Figure((_WIDTH + _MARGINS, height), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.subplots()
         axes.set_title("\n".join([self.title, *lines]), loc="left", fontsize=10)
         axes.set_xlim(0, self.length)
@@ -272,10 +270,6 @@ def cells_picture(model: Any) -> Picture:
         f"{len(steps):,} calls, which cost {cost}; "
         f"{_mib(sum(cell.weight_bytes for cell in cells))} of weights"
     )
-    if total and len(cells) > 1:
-        slowest = max(cells, key=lambda cell: cell.cost)
-        ratio = slowest.cost * len(cells) / total
-        subtitle += f"; cell {slowest.index} costs {ratio:.2f} times the mean"
     longest = max(sum(box.width for box in row.boxes) for row in rows)
     return Picture(
         rows,

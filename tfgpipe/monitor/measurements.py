@@ -27,7 +27,7 @@ from tfgpipe.run import Clock, Event
 
 
 class Rates:
-    """Counts examples and seconds while it runs.
+    """Counts examples and seconds while it runs, from the beginning.
 
     What the loss tracker counts are the examples. To read it waits for the
     devices, so it is done when counting starts and stops, not in between.
@@ -39,19 +39,13 @@ class Rates:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._since: tuple[float, float] | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets the seconds and examples that were counted."""
         self.seconds = self.examples = 0.0
-        self._is_known = True
-        self._since = None
+        self.start()
 
     def start(self) -> None:
         """Counts from now on, without what came since the last `stop`."""
         examples = self._count()
-        self._since = time.perf_counter(), examples
+        self._since: tuple[float, float] | None = time.perf_counter(), examples
 
     def stop(self) -> None:
         """Adds what came since `start`; nothing if it has been stopped."""
@@ -59,16 +53,14 @@ class Rates:
             return
         (start, before), self._since = self._since, None
         examples = self._count() - before
-        self._is_known &= examples >= 0  # or someone has reset the metrics
+        # It is fewer where someone has reset the metrics.
+        self.examples += examples if examples >= 0 else math.nan
         self.seconds += time.perf_counter() - start
-        self.examples += examples
 
     @property
     def examples_per_second(self) -> float | None:
         """The mean; None if it cannot be told."""
-        if not self._is_known or not self.examples:
-            return None
-        return self.examples / self.seconds
+        return self.examples / self.seconds if self.examples > 0 else None
 
     def _count(self) -> float:
         return float(internals.loss_tracker(self._model).count)

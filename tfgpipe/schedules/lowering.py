@@ -98,28 +98,22 @@ class CellFacts(NamedTuple):
     shard: Shard | None = None
 
 
-class Remat:
+class Remat(NamedTuple):
     """The rule of each cell.
 
     A rule is one of `REMAT`, or a number: the share of what the rule "never"
     keeps that may be kept of every micro-batch. The rest is computed again by
-    what needs it. Of those `written`, the schedule itself recomputes some
-    micro-batches.
+    what needs it.
 
     Attributes:
         rules: One for each cell, or group of one that is recomputed at once.
         groups: How many groups each cell of the schedule has; None: one.
+        written: Those of which the schedule itself recomputes micro-batches.
     """
 
-    def __init__(
-        self,
-        rules: Sequence[Rule],
-        groups: Sequence[int] | None = None,
-        written: Collection[int] = (),
-    ):
-        self.rules = rules
-        self.groups = groups
-        self._written = written
+    rules: Sequence[Rule]
+    groups: Sequence[int] | None = None
+    written: Collection[int] = ()
 
     @classmethod
     def by_group(
@@ -145,14 +139,11 @@ class Remat:
         if has_head:
             of_groups[-1] = "never"
             again.discard(len(cells) - 1)
-        is_one_each = len(cells) == len(num_groups)
-        return cls(of_groups, None if is_one_each else [*num_groups], again)
+        return cls(of_groups, num_groups, again)
 
     def recomputes(self, k: int) -> bool:
         """Returns whether cell k computes a whole micro-batch again."""
-        is_part = not isinstance(self.rules[k], str)
-        is_kept = is_part or self.rules[k] in ("never", "offload")
-        return k in self._written or not is_kept
+        return k in self.written or self.rules[k] in ("always", "except_last")
 
     def offloads(self, k: int) -> bool:
         """Returns whether what cell k keeps goes to the host."""
@@ -169,7 +160,7 @@ class Remat:
         A share is one of a whole group: a part of it may need more, such as one
         that is a loop. `cells` says which group each is a part of.
         """
-        written = [i for i, k in enumerate(cells) if k in self._written]
+        written = [i for i, k in enumerate(cells) if k in self.written]
         rules = [self.rules[k] for k in cells]
         rules = [r if isinstance(r, str) else "never" for r in rules]
         return Remat(rules, groups, written)
@@ -183,7 +174,7 @@ class Remat:
         if num_micro_batches == 1:
             return self
         rules = ["always" if r == "except_last" else r for r in self.rules]
-        return Remat(rules, self.groups, self._written)
+        return self._replace(rules=rules)
 
     def keeps(self, k: int, goes_back_first: bool) -> bool:
         """Returns whether cell k keeps the activations of a micro-batch."""

@@ -1,6 +1,7 @@
 """Numbers of a pipeline while it trains."""
 
 import csv
+import sys
 
 import keras
 import numpy as np
@@ -133,7 +134,7 @@ def test_numbers_are_those_of_a_step_of_fit():
         assert len(own) == 2 and min(own) >= 0
     # 16 rows of 4 floats go forward, and their gradients back
     assert found["boundary_mib"] == [2 * 16 * 4 * 4 / 2**20] * 2
-    summary = timeline.summary(watch.events)
+    summary = timeline.summary(watch.events, range(2))
     assert {name: found[name][-1] for name in summary} == summary
     assert 0 < summary["bubble"] < 1 <= summary["slowest_ratio"] <= 2
 
@@ -319,8 +320,12 @@ def test_how_far_the_plan_was_off_is_told(monkeypatch):
     # A step of other mini-batches is another step.
     model.fit(ones(64), ones(64), 8, verbose=0, callbacks=[watching])
     assert "a step takes" not in said[-1]
-    with pytest.raises(ValueError, match="`plan` must be what"):
-        quiet(plan="a plan")
+
+
+def test_pictures_need_matplotlib_from_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="matplotlib"):
+        quiet(pictures=tmp_path)
 
 
 def test_models_of_plain_keras_are_refused():

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from quick import quick
+from tiny import assert_same
 
 import tfgpipe
 from tfgpipe.callbacks import PipelineMonitor, StopOnNonFinite
@@ -60,8 +61,7 @@ def test_fit_goes_on_as_without_it():
     other, expected = trained(good, [])
     assert stop.reason is None
     assert history == expected
-    for a, b in zip(model.variables, other.variables, strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert_same(model.variables, other.variables)
     before = model.train_function
     trained(good, [], model=model)
     assert model.train_function is before  # given back
@@ -122,16 +122,6 @@ def test_model_that_skips_nothing_is_refused():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`skip_nonfinite=True`"):
         trained([True], [StopOnNonFinite()], model=model)
-    plain = keras.Sequential([kl.Dense(4)])
-    plain.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="a Sequential"):
-        trained([True], [StopOnNonFinite()], model=plain)
-
-
-@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", None])
-def test_number_must_be_positive(steps):
-    with pytest.raises(ValueError, match="`steps`"):
-        StopOnNonFinite(steps=steps)
 
 
 # -------------------------------------------------------- the first cause
@@ -271,8 +261,7 @@ def test_nothing_changes(is_functional):
     before = [v.numpy() for v in [*model.variables, *model.metrics_variables]]
     assert "'drop'" not in first_nonfinite(model, data(y=np.nan))
     after = [v.numpy() for v in [*model.variables, *model.metrics_variables]]
-    for a, b in zip(before, after, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(before, after)
     assert model.skipped_in_a_row == 0
     logs = model.train_on_batch(*data(), return_dict=True)
     assert np.isfinite(logs["loss"])
@@ -285,7 +274,7 @@ def test_what_only_overflows_when_it_is_kept_is_told():
     x, y = data(y=3.0)
     weight = tf.constant([1.0] * (ROWS - 1) + [1e25])
     sentence = first_nonfinite(model, (x, y, weight))
-    assert "is finite, and the sum of its squares is not" in sentence
+    assert "the sum of squares of a gradient" in sentence
     model = model_of([kl.BatchNormalization(), dense("b")], k=2)
     sentence = first_nonfinite(model, data(x=1e20))
     assert "state that it would leave, such as a moving variance" in sentence

@@ -98,17 +98,6 @@ def test_worker_serves_until_the_controller_is_gone_and_knows_how(server, make):
         assert one.controller == "me:1"
 
 
-def test_worker_tries_the_ways_to_others(server, free_port, make):
-    one = make(0, server)
-    with running(one.serve):
-        connection, _ = hello(one.port)
-        ways = ["127.0.0.1", server], ["127.0.0.1", free_port]
-        connection.send(reach=ways)
-        (found,) = connection.receive(60)["unreachable"]
-        assert found.startswith(f"127.0.0.1:{free_port}: ")
-        connection.close()
-
-
 def test_worker_has_one_controller_at_a_time(server, make):
     one = make(0, server)
     with running(one.serve):
@@ -250,13 +239,6 @@ def test_worker_without_the_secret_is_refused(server):
             connect(listener.getsockname()[1])
 
 
-def test_worker_listens_where_it_is_told(server, make):
-    one = make(0, server)
-    assert one._listener.getsockname()[0] == "127.0.0.1"
-    with refused("one of this host", "bind='192.0.2.1'"):
-        worker.Worker(0, server, SECRET, "192.0.2.1")
-
-
 def test_controller_that_goes_away_at_once_leaves_the_worker_free(
     server, make, monkeypatch
 ):
@@ -286,7 +268,10 @@ def test_controller_that_goes_away_at_once_leaves_the_worker_free(
     assert results == [0]
 
 
-def test_port_in_use_is_an_error(server):
+def test_worker_listens_where_it_is_told_or_not_at_all(server, make):
+    assert make(0, server)._listener.getsockname()[0] == "127.0.0.1"
+    with refused("one of this host", "bind='192.0.2.1'"):
+        worker.Worker(0, server, SECRET, "192.0.2.1")
     with refused("must be free", f"port={server}"):
         worker.Worker(server, server, SECRET)
 

@@ -7,6 +7,8 @@ import pytest
 from tfgpipe.hosts import controller, link
 from tfgpipe.hosts.controller import Progress, ask_devices, wait_until_silent
 
+LONG = [0] * 30 + [1]  # a step of 155 s
+
 
 class Stopped(Exception):
     """There is nothing more in a test's story."""
@@ -50,36 +52,33 @@ def story(monkeypatch):
     return run
 
 
-def test_devices_that_do_not_answer_for_a_minute(story):
-    seconds, asked = story([0, 1, 1, 1, 0, 0], lambda i: False)
-    assert seconds == link.BEATS * link.BEAT == 60
-    assert len(asked) == 1
-
-
-def test_devices_that_answer_are_not_lost(story):
+@pytest.mark.parametrize(
+    ("steps", "answers"),
+    [
+        ([1, 1], lambda i: True),
+        ([], lambda i: False),  # the first steps
+        ([0, 1, 0, 0], lambda i: False),
+        ([1, *(10 * LONG)], lambda i: i < 20 or i % 2),
+        ([1, 1, 1, 0, 0, 0, None], lambda i: False),  # after training
+    ],
+)
+def test_devices_are_not_lost(steps, answers, story):
     with pytest.raises(Stopped):
-        story([1, 1], lambda i: True)
+        story(steps, answers)
 
 
-def test_first_steps_are_not_looked_at(story):
-    with pytest.raises(Stopped):
-        story([], lambda i: False)
-    with pytest.raises(Stopped):
-        story([0, 1, 0, 0], lambda i: False)
-
-
-def test_steps_of_minutes_may_keep_devices_from_answering(story):
-    long = [0] * 30 + [1]  # 155 s
-    with pytest.raises(Stopped):
-        story([1, *(10 * long)], lambda i: i < 20 or i % 2)
-    seconds, asked = story([1, *(3 * long), 0], lambda i: False)
-    assert seconds == 3 * 31 * link.BEAT
-    assert len(asked) == 3  # in the long steps that were looked at, and last
-
-
-def test_what_is_after_training_is_not_looked_at(story):
-    with pytest.raises(Stopped):
-        story([1, 1, 1, 0, 0, 0, None], lambda i: False)
+@pytest.mark.parametrize(
+    ("steps", "beats", "questions"),
+    [
+        ([0, 1, 1, 1, 0, 0], link.BEATS, 1),
+        # In the long steps that were looked at, and last.
+        ([1, *(3 * LONG), 0], 3 * 31, 3),
+    ],
+)
+def test_devices_that_do_not_answer_are_lost(steps, beats, questions, story):
+    seconds, asked = story(steps, lambda i: False)
+    assert seconds == beats * link.BEAT
+    assert len(asked) == questions
 
 
 def test_a_device_answers():
