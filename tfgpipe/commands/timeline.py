@@ -5,21 +5,17 @@ r"""Shows when each task of a schedule runs, if nothing else takes time.
         --num_micro_batches=32 --remat=never --output=zero_bubble.png
 
 Nothing is run: all cells take the same time. Printed are the tasks of each
-device, and what follows from them. A file that ends with .png is a picture; one
-with .json is for chrome://tracing or https://ui.perfetto.dev. Of a model that
-trains, `tfgpipe.timeline.measure` and `tfgpipe.callbacks.PipelineMonitor` tell.
+device, and what follows from them; --output draws it. Of a model that trains,
+`tfgpipe.timeline.measure` and `tfgpipe.callbacks.PipelineMonitor` tell.
 """
 
 from __future__ import annotations
-
-import json
 
 from absl import flags
 
 from tfgpipe import timeline
 from tfgpipe.commands import command_line
-from tfgpipe.files import write_text
-from tfgpipe.monitor import chrome_trace, save_picture
+from tfgpipe.monitor import save_picture
 from tfgpipe.schedules import CHUNKS, KINDS, REMAT, SCHEDULES, rule_of
 
 FLAGS = command_line.new_flags()
@@ -39,14 +35,14 @@ flags.DEFINE_string(
 )
 command_line.define_cells(FLAGS, 4, 8)
 flags.DEFINE_string(
-    "output", None, "File to write, .png or .json.", flag_values=FLAGS
+    "output", None, "Picture to draw, .png or .svg.", flag_values=FLAGS
 )
 
 _FORWARD = 0.001  # seconds of a forward task
 
 
 def run(values: flags.FlagValues) -> None:
-    """Prints the tasks, and writes the file."""
+    """Prints the tasks, and draws them."""
     k, m = values.num_partitions, values.num_micro_batches
     chunks = CHUNKS[values.schedule] or 2
     if k % chunks:
@@ -57,10 +53,6 @@ def run(values: flags.FlagValues) -> None:
     schedule = SCHEDULES[values.schedule](k // chunks, m, chunks)
     program = schedule.program(rule_of(values.remat))
     path = command_line.output_path(values.output)
-    if path is not None and path.suffix not in (".png", ".json"):
-        raise ValueError(
-            f"--output must end with .png or .json. Received: {path}."
-        )
     print(program)
     if path is None:
         return
@@ -68,9 +60,5 @@ def run(values: flags.FlagValues) -> None:
         program, lambda op: _FORWARD * KINDS[op.kind].units
     )
     title = f"{values.schedule}: K = {k}, M = {m}, remat {values.remat}"
-    if path.suffix == ".png":  # needs matplotlib
-        save_picture(events, title, "Simulated: only tasks take time.", path)
-    else:
-        trace = chrome_trace(events, {"title": title})
-        write_text(path, json.dumps(trace, indent=1))
+    save_picture(events, title, "Simulated: only tasks take time.", path)
     print(f"Wrote {path}.")

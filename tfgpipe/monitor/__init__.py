@@ -7,13 +7,8 @@ from tfgpipe.monitor.advice import (
     ideal_bubbles,
     layout_of,
 )
-from tfgpipe.monitor.event_log import (
-    EventLog,
-    chrome_trace,
-    plot_cells,
-    save_picture,
-)
 from tfgpipe.monitor.measurements import (
+    EventLog,
     Measured,
     Rates,
     TimedStep,
@@ -21,6 +16,8 @@ from tfgpipe.monitor.measurements import (
     flops_of_example,
     host_bytes,
     peak_mib,
+    plot_cells,
+    save_picture,
     tokens_of_example,
     typical,
 )

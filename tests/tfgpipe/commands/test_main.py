@@ -1,6 +1,5 @@
 """The program `tfgpipe`: what its sub-commands print, write and return."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -152,21 +151,17 @@ def test_timeline_is_the_program_of_the_schedule(capsys):
     assert shown.tasks == SCHEDULES["1f1b"](2, 2, 1).tasks
 
 
-def test_timeline_is_drawn_and_written_as_a_trace(tmp_path, capsys):
-    for suffix in (".png", ".json"):
-        path = tmp_path / f"timeline{suffix}"
-        assert run("timeline", *SMALL, f"--output={path}") == 0
-        assert f"Wrote {path}." in capsys.readouterr().out
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    events = json.loads(path.read_text())["traceEvents"]
-    durations = {e["name"]: e["dur"] for e in events if e["ph"] == "X"}
-    assert durations["forward 0"] == 1000 and durations["backward 0"] == 2000
+def test_timeline_is_drawn(tmp_path, capsys):
+    path = tmp_path / "timeline.png"
+    assert run("timeline", *SMALL, f"--output={path}") == 0
+    assert f"Wrote {path}." in capsys.readouterr().out
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--output=x.svg"], "must end with .png or .json. Received: x.svg"),
+        (["--output=x.xyz"], "'xyz' is not supported"),
         (["--remat=x"], "must be one of"),
         (["--output=no/such.png"], "in a folder that there is"),
         (

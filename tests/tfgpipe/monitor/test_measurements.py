@@ -4,11 +4,13 @@ import keras
 import pytest
 import tensorflow as tf
 from functional import unet
+from scalars import read_log
 from tiny import compiled
 
 import tfgpipe
 from tfgpipe import internals
 from tfgpipe.monitor import (
+    EventLog,
     Rates,
     accelerator_mib,
     flops_of_example,
@@ -84,3 +86,19 @@ def test_accelerators_that_count_are_told(monkeypatch):
 
 def test_memory_of_this_computer_is_known():
     assert 2**28 < measurements.host_bytes() < 2**50
+
+
+def test_log_is_what_tensorboard_shows(tmp_path):
+    log = EventLog(tmp_path / "log")
+    log.write(2, {"pipeline/bubble": 0.5, "pipeline/advice": "move it"})
+    log.close()
+    found = {}
+    for path in (tmp_path / "log").iterdir():
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                plugin = value.metadata.plugin_data.plugin_name
+                found[plugin] = tf.make_ndarray(value.tensor)
+    assert found == {"scalars": 0.5, "text": b"move it"}
+    assert found["scalars"].dtype == "float32"
+    assert read_log(tmp_path / "log") == {"pipeline/bubble": [(2, 0.5)]}
