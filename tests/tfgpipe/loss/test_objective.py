@@ -25,14 +25,13 @@ def stack():
     ]
 
 
-def trained(make, loss, eagerly=False, rows=7):
+def trained(make, loss, rows=7):
     """Losses and weights after two steps."""
     keras.utils.set_random_seed(1)
     layers = stack()
     model = make(layers)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
-    modes = {"run_eagerly": True} if eagerly else {}
-    compiling = quickly(model, {"loss": loss(layers), **modes})
+    compiling = quickly(model, {"loss": loss(layers)})
     model.compile(optimizer, **compiling)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 5, (rows, 2)), rng.random((rows, 2, 3))
@@ -69,12 +68,9 @@ def gathering(layers):
 @pytest.mark.parametrize("loss", [reading, gathering])
 def test_gradients_of_a_loss_of_the_user_are_those_of_keras(loss):
     expected = trained(keras.Sequential, loss)
-    for eagerly in (False, True):
-        found = trained(
-            lambda layers: tfgpipe.GPipe(layers, 3, 3), loss, eagerly
-        )
-        for a, b in zip(found, expected, strict=True):
-            np.testing.assert_allclose(a, b, 1e-10, 1e-14)
+    found = trained(lambda layers: tfgpipe.GPipe(layers, 3, 3), loss)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-14)
 
 
 class Adding(kl.Layer):
@@ -146,19 +142,14 @@ def after_two_steps(model, optimizer, rows=6, **compiling):
 
 
 @pytest.mark.parametrize(
-    ("k", "eagerly", "loss"),
+    ("k", "loss"),
     [
-        (1, True, "mse"),
-        (2, False, keras.losses.mean_squared_error),
-        pytest.param(2, False, "mse", marks=pytest.mark.slow),
-        pytest.param(
-            1, True, keras.losses.mean_squared_error, marks=pytest.mark.slow
-        ),
+        (1, "mse"),
+        (2, keras.losses.mean_squared_error),
+        pytest.param(2, "mse", marks=pytest.mark.slow),
     ],
 )
-def test_regularisers_that_read_other_weights_are_those_of_keras(
-    k, eagerly, loss
-):
+def test_regularisers_that_read_other_weights_are_those_of_keras(k, loss):
     def sgd():
         return keras.optimizers.SGD(0.1, momentum=0.5)
 
@@ -167,7 +158,7 @@ def test_regularisers_that_read_other_weights_are_those_of_keras(
     expected = after_two_steps(model, sgd(), loss=loss)
     keras.utils.set_random_seed(1)
     model = tfgpipe.GPipe(siblings(), k, 1)
-    found = after_two_steps(model, sgd(), loss=loss, run_eagerly=eagerly)
+    found = after_two_steps(model, sgd(), loss=loss)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, 1e-10, 1e-14)
 
@@ -200,15 +191,11 @@ class Side(kl.Layer):
 
 
 @pytest.mark.parametrize(
-    ("k", "m", "eagerly"),
-    [
-        pytest.param(2, 1, False, marks=pytest.mark.slow),
-        (1, 2, True),
-        (2, 2, False),
-    ],
+    ("k", "m"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2), (2, 2)],
 )
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_losses_that_are_left_out_have_no_gradients(k, m, eagerly):
+def test_losses_that_are_left_out_have_no_gradients(k, m):
     def layers():
         keras.utils.set_random_seed(1)
         inner = [kl.Embedding(5, 4), Side(), kl.Dense(4, "tanh"), Side()]
@@ -220,7 +207,7 @@ def test_losses_that_are_left_out_have_no_gradients(k, m, eagerly):
     model = forgetful(keras.Sequential)(layers())
     expected = after_two_steps(model, adamw(), run_eagerly=True)
     model = forgetful(tfgpipe.GPipe)(layers(), k, m)
-    found = after_two_steps(model, adamw(), run_eagerly=eagerly)
+    found = after_two_steps(model, adamw())
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, 1e-10, 1e-14)
 
@@ -241,21 +228,6 @@ def test_loss_of_rows_that_assigns_or_draws_does_so_once(loss):
     for k, m in POINTS:
         model = pipeline(k, m)
         found = train(small, model, normal(4), normal(3), loss=loss())
-        assert_close(found, expected)
-
-
-def test_loss_that_python_runs_first_leaves_no_trace():
-    loss = CountingInTensorFlow
-    expected = train(small, keras.Sequential, normal(4), normal(3), loss=loss())
-    for k, m in POINTS:
-        found = train(
-            small,
-            pipeline(k, m),
-            normal(4),
-            normal(3),
-            loss=loss(),
-            run_eagerly=True,
-        )
         assert_close(found, expected)
 
 

@@ -245,7 +245,7 @@ def trained(make, y, weigh=False, **compiled):
     """Logs and weights after an epoch; nests are dicts by output."""
     keras.utils.set_random_seed(1)
     model = make([kl.Dense(UNITS), kl.Softmax(), Copies(list(y))])
-    model.compile("sgd", **compiled, run_eagerly=True)  # no time to trace
+    model.compile("sgd", **quickly(model, compiled))
     weights = np.random.default_rng(2).random(ROWS)
     x = np.random.default_rng(1).standard_normal((ROWS, 4))
     logs = model.fit(
@@ -334,7 +334,7 @@ def outcome(make, loss, shapes, metrics=(), weigh=None):
     units = int(np.prod(outputs))
     model = make([kl.Dense(units, "sigmoid"), kl.Reshape(outputs)])
     kind = "metrics" if weigh is None else "weighted_metrics"
-    model.compile("sgd", loss, **{kind: metrics}, run_eagerly=True)
+    model.compile("sgd", **quickly(model, {"loss": loss, kind: metrics}))
     y = rng.integers(0, 2, (8, *y_shape)).astype("float64")
     weights = None if weigh is None else rng.random((8, *weigh))
     try:
