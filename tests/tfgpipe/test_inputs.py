@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.inputs import MicroBatches, as_specs, batch_dimension
+from tfgpipe.inputs import MicroBatches, batch_dimension
 
 
 def chain(k=2, **kwargs):
@@ -112,29 +112,6 @@ def test_split_of_an_unknown_batch_gives_the_same_rows(n, m):
     np.testing.assert_array_equal(ranks, [0, *filled])
 
 
-def test_select_of_an_empty_micro_batch_takes_the_other_value():
-    def function(x):
-        micro_batches = MicroBatches(x, 4)
-        return tf.stack([micro_batches.select(m, 1, 0) for m in range(4)])
-
-    assert dynamic(function, rows(3)).numpy().sum() == 3
-    assert dynamic(function, rows(4)).numpy().sum() == 4
-
-
-def test_split_keeps_the_nest_and_none():
-    nest = {"a": rows(4), "b": (None, rows(4)[:, 0])}
-    parts = MicroBatches(nest, 2).split(nest)
-    assert [part["a"].shape for part in parts] == [(2, 2), (2, 2)]
-    assert [part["b"][0] for part in parts] == [None, None]
-    assert parts[1]["b"][1].shape == (2,)
-
-
-def test_spec_is_fixed_only_where_all_have_the_same_rows():
-    assert MicroBatches(rows(8), 4).spec(rows(2)).shape == (2, 2)
-    relaxed = MicroBatches(rows(7), 4).spec(rows(2)).shape
-    assert relaxed.as_list() == [None, 2]
-
-
 def test_batch_without_rows_at_run_time_is_refused():
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="at least one row"
@@ -155,9 +132,3 @@ def test_batch_without_rows_at_run_time_is_refused():
 def test_batch_dimension_of_bad_input_names_the_cure(nest, message):
     with pytest.raises(ValueError, match=message):
         batch_dimension(nest, "x")
-
-
-def test_as_specs_forgets_the_rows():
-    spec = as_specs({"a": rows(3), "b": None})
-    assert spec["a"].shape == (None, 2)
-    assert spec["b"] is None

@@ -291,9 +291,3 @@ def test_preset_that_lacks_something_takes_no_memory(
 def test_other_class_is_named(folders, task, message):
     with pytest.raises(ValueError, match=message):
         load(folders / "whole", task)
-
-
-def test_library_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "keras_hub", None)
-    with pytest.raises(ImportError, match="keras_hub"):
-        load("folder")

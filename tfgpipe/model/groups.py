@@ -17,12 +17,7 @@ from typing import Any
 
 from tfgpipe import failures
 from tfgpipe.arguments import Arguments
-from tfgpipe.cells import (
-    WITH_COLUMNS,
-    Cell,
-    is_named,
-    num_columns,
-)
+from tfgpipe.cells import WITH_COLUMNS, Cell, is_named, num_columns
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names, placement
 from tfgpipe.partition import cut_graph, partition, steps_of_head

@@ -14,7 +14,7 @@ import collections
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -35,13 +35,9 @@ from tfgpipe.internals import Nest
 from tfgpipe.model.build import build
 from tfgpipe.model.face import Face
 from tfgpipe.model.nonfinite import Skips
-from tfgpipe.model.own_step import (
-    Overrides,
-    OwnStep,
-    base,
-    in_pipeline,
-)
+from tfgpipe.model.own_step import Overrides, OwnStep, base, in_pipeline
 from tfgpipe.sequence import is_task
+from tfgpipe.state import RandomState
 from tfgpipe.trial import Trial
 
 
@@ -61,6 +57,7 @@ class _Notes:
         generation: By what the model generates, if it does.
         compiled_as: What the task of KerasHub was compiled with when the
             pipeline was compiled as it; None if it was not.
+        held_random_state: The seeds of what is held beside the layers.
         own_step: The `train_step` of a subclass that runs, or None.
         is_warned_of_tape: Whether it was said that a tape trains the model.
         trained: With which loss, and on what specs, it was trained last.
@@ -75,15 +72,12 @@ class _Notes:
     storage: placement.Storage | None = None
     skips: Skips | None = None
     is_told_of_waiting: bool = False
-    base_calls: collections.Counter[str] = dataclasses.field(
-        default_factory=collections.Counter
-    )
-    functions: dict[str, dict[Hashable, tuple[Any, Callable]]] = (
-        dataclasses.field(default_factory=dict)
-    )
+    base_calls: Any = dataclasses.field(default_factory=collections.Counter)
+    functions: dict[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: keras.Optimizer | None = None
     generation: GroupedGeneration | None = None
     compiled_as: dict[str, Any] | None = None
+    held_random_state: RandomState | None = None
     own_step: OwnStep | None = None
     is_warned_of_tape: bool = False
     trained: tuple[Any, Any] | None = None

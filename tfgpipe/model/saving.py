@@ -229,6 +229,23 @@ class Saving(Hooks):
         return None if self._built is None else self._built.random_state
 
     @property
+    def held_random_state(self) -> RandomState | None:
+        """The seeds of what the model holds beside its layers, if any."""
+        built, notes = self._built, self._notes
+        if built is None:
+            return None
+
+        def held() -> list[keras.Variable]:
+            others = [v for cell in built.cells for v in cell.seeds]
+            others += [*self.weights, *self.metrics_variables]
+            known = {id(v) for v in others}
+            return [v for v in self.variables if id(v) not in known]
+
+        if notes.held_random_state is None:
+            notes.held_random_state = RandomState(self.name, held)
+        return notes.held_random_state if held() else None
+
+    @property
     def skips(self) -> Skips | None:
         """The number of mini-batches that were skipped, for files."""
         return self._notes.skips

@@ -42,6 +42,8 @@ from tfgpipe.run import (
     updates_slices_alike,
 )
 
+_NOTHING = contextlib.nullcontext()
+
 
 class Passes(NamedTuple):
     """The forward and the backward pass of one mini-batch, without an update.
@@ -112,7 +114,7 @@ class TrainingSteps(Hooks):
         """Trains on one mini-batch; called by `fit`."""
         passes = self.passes_of(data, training=True)
         with tf.control_dependencies(passes.arrival):
-            self._update(passes.run, passes.loss, passes.total, passes.guard)
+            self._update(passes)
             logs = self._logs(passes)
             if passes.guard is None:
                 return logs
@@ -217,10 +219,8 @@ class TrainingSteps(Hooks):
         head = Head(self, is_summed, adds_up, updates_metrics)
         objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
-            self._notes.trained = (
-                internals.compiled_loss(self),
-                as_specs(batch),
-            )
+            seen = internals.compiled_loss(self), as_specs(batch)
+            self._notes.trained = seen
         scales = training and (is_whole_step or not has_own)
         return head, objective(self, batch, training, scales)
 
@@ -262,14 +262,12 @@ class TrainingSteps(Hooks):
                 ),
                 self._trial,
             )
-            trained = loss if traced.is_training else None
             # Only what will have a gradient gets a backward pass.
-            will_have: Any = ()
-            if trained is not None:
-                will_have = trained.has_gradient(traced)
+            trained = loss if traced.is_training else None
+            will_have = trained.has_gradient(traced) if trained else ()
             tasks = traced.tasks(*will_have)
             program = traced.program(tasks, arguments.schedule_of)
-            if trained is not None:
+            if trained:
                 trained.check(program)
             return Pipeline(traced, tasks, program, clock)
 
@@ -281,11 +279,10 @@ class TrainingSteps(Hooks):
                 self.build_optimizer()
         return run
 
-    def _update(
-        self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
-    ) -> None:
+    def _update(self, passes: Passes) -> None:
         """Applies the gradients, each on the device of its variable."""
-        pairs = self.gradients_of(run, loss)
+        run, guard = passes.run, passes.guard
+        pairs = self.gradients_of(run, passes.loss)
         if not pairs:
             warnings.warn(
                 "The model does not have any trainable weights.", stacklevel=3
@@ -293,18 +290,18 @@ class TrainingSteps(Hooks):
 
         def update() -> None:
             if pairs:
-                update_on_devices(
-                    self.optimizer, pairs, run.batch.traced.options.jit_compile
-                )
+                jit = run.batch.traced.options.jit_compile
+                update_on_devices(self.optimizer, pairs, jit)
 
-        with contextlib.ExitStack() as stack:
-            if self._notes.clock is not None:
-                stack.enter_context(self._notes.clock.update(run.chain.last_op))
+        clock = self._notes.clock
+        with clock.update(run.chain.last_op) if clock else _NOTHING:
             if guard is None:
                 update()
             else:
                 assigned = run.state.assigned_values
-                guard.update(self.optimizer, total, pairs, update, assigned)
+                guard.update(
+                    self.optimizer, passes.total, pairs, update, assigned
+                )
 
     def gradients_of(
         self, run: Pipeline, loss: Objective

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from keras.src.utils import model_visualization
 from tiny import assert_close, assert_same, weights
 
 import tfgpipe
@@ -259,21 +258,6 @@ def test_summary_of_a_list_is_that_of_sequential():
     model, other = pipeline(with_input), plain(with_input)
     expected = printed(other).replace(other.name, model.name)
     assert printed(model).startswith(expected.rstrip())
-
-
-@pytest.mark.parametrize("make", [forked, with_input])
-def test_picture_is_that_of_the_plain_model(make):
-    pytest.importorskip("pydot")
-    model = pipeline(make)
-    for draw in (keras.utils.model_to_dot, model_visualization.model_to_dot):
-        found = draw(model, show_shapes=True)
-        expected = draw(model.model, show_shapes=True)
-        assert str(found) == str(expected)
-        assert len(found.get_edges()) == len(model.model.operations) - 1 + (
-            make is forked
-        )
-    with pytest.raises(ValueError, match="not yet been built"):
-        keras.utils.model_to_dot(pipeline())
 
 
 # ------------------------------------------------------------------ copies

@@ -75,15 +75,6 @@ def test_graph_that_is_no_chain_is_refused(make):
     assert "Pass the functional model itself" in str(error.value)
 
 
-@pytest.mark.parametrize("make", [operation_between, residual, merged, fork])
-def test_graph_that_is_no_chain_is_refused_with_or_without_its_input(make):
-    items = functional(make).layers
-    with pytest.raises(ValueError, match="layer 'b' at index 2"):
-        tfgpipe.GPipe(items, 1)
-    with pytest.raises(ValueError, match="layer 'b' at index 1"):
-        tfgpipe.GPipe(items[1:], 1)
-
-
 @pytest.mark.parametrize("of", [lambda m: m, lambda m: m.layers])
 def test_masks_that_keras_hands_on_belong_to_a_chain(of):
     """Keras notes them as further inputs of the recurrent layers."""

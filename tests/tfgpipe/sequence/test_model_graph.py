@@ -3,12 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from functional import dicts, nested, residual, siamese, translator, unet
+from functional import residual, siamese
 from keras import layers as kl
 
 import tfgpipe
-
-MODELS = [dicts, nested, residual, siamese, translator, unet]
 
 
 def test_state_of_a_layer_that_is_called_in_several_cells_has_the_same_bits():
@@ -171,25 +169,3 @@ def test_class_that_trains_as_keras_does_is_taken_apart():
 def test_fit_that_prepares_data_is_refused():
     with pytest.raises(ValueError, match="overrides fit"):
         tfgpipe.GPipe(Task(preprocessor=abs), 2, 1)
-
-
-def confused():
-    """A model of tensors that it has, whose layer is called before, too."""
-    dense = kl.Dense(3)
-    x, y = keras.Input((4,)), keras.Input((4,))
-    before, z = dense(y), dense(x)
-    inner = keras.Model(x, z)
-    return keras.Model([x, y], abs(z - inner(y)) + before)
-
-
-def test_model_that_keras_would_read_as_another_one_is_refused(tmp_path):
-    tfgpipe.GPipe(confused(), 2).save(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match=r"Keras confuses .* Make the inner"):
-        tfgpipe.load_model(tmp_path / "model.keras")
-
-
-@pytest.mark.parametrize("make", MODELS)
-def test_graph_is_the_same_in_a_file(make):
-    model = tfgpipe.GPipe(make(), 2)
-    read = tfgpipe.GPipe.from_config(model.get_config())
-    assert read.get_config()["graph"] == model.get_config()["graph"]

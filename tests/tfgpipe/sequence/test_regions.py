@@ -8,7 +8,6 @@ from device_names import names
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.graphs import Repeat
 from tfgpipe.sequence import regions
 
 
@@ -59,28 +58,6 @@ def compiled(model, jit_compile=True):
 def no_least(monkeypatch):
     """A block is worth a call, however little it computes."""
     monkeypatch.setattr(regions, "_LEAST_FLOPS", 0)
-
-
-@pytest.mark.parametrize(
-    ("count", "operations", "enough", "held", "several"),
-    [
-        (12, 100, 0.1, None, 1),
-        (12, 100, 1.5, None, 2),
-        (12, 100, 99, None, 3),  # four are left
-        (48, 100, 99, None, 12),
-        (3, 100, 0.1, None, 1),
-        (3, 100, 1.5, None, None),
-        (64, 3, 0.1, None, 8),  # a layer alone is little
-        (15, 3, 0.1, None, None),
-        (16, 3, 0.1, None, 8),
-        (16, 3, 99, None, None),
-        (48, 100, 0.1, (8, 34), 2),
-        (48, 100, 0.1, (64, 34), 5),  # more micro-batches
-    ],
-)
-def test_blocks_of_a_region(count, operations, enough, held, several):
-    run = Repeat(0, 6, count, operations)
-    assert regions.blocks_of_region(run, enough, held) == several
 
 
 def test_groups_follow_from_compile_after_build(no_least):
