@@ -153,12 +153,7 @@ class Arguments:
             )
         self._check_cut(k is None)
         if self.schedule == AUTO and self.costs.profile is not None:
-            self.schedule, self.layers_per_cell = auto_schedule(
-                self.costs.profile,
-                self.layers_per_cell,
-                self.num_micro_batches,
-                self.rules,
-            )
+            self._find_schedule(self.costs.profile)
         rows = replicas or [device_list.devices]
         places = self._places(len(rows[0]))
         self.grid = [tuple(row[d] for d in places) for row in rows]
@@ -343,6 +338,33 @@ class Arguments:
                 )
         return rules
 
+    def _find_schedule(self, profile: Profile) -> None:
+        """Finds the shortest schedule that holds what "1f1b" would, or less."""
+        k, m, remat = self.num_partitions, self.num_micro_batches, self.rules
+        num_layers = len(profile.layers)
+        if k > num_layers:
+            raise ValueError(too_many_cells(k, num_layers))
+        cut = self.layers_per_cell or partition(profile.costs(), k)
+        if sum(cut) != num_layers:
+            raise ValueError(
+                "`layers_per_cell` must count what was measured if the "
+                f'schedule is "{AUTO}". Expected a sum of {num_layers}, the '
+                f"lines of the profile. Received: layers_per_cell={cut}."
+            )
+        seconds, durations = profile.cell_seconds(profile.rows[-1]), []
+        bounds = itertools.pairwise(itertools.accumulate(cut, initial=0))
+        for cell, (start, stop) in enumerate(bounds):
+            by_kind = seconds.of_cell(start, stop)
+            half, rest = by_kind["input_gradient"], by_kind["weight_gradient"]
+            if start <= seconds.first:  # nothing takes the inputs' gradient
+                half, rest = 0.0, by_kind["backward"]
+            elif not seconds.has_halves(start, stop):
+                half, rest = by_kind["backward"], 0.0
+            again = by_kind["recompute"] * remat.recomputes(cell)
+            durations.append((by_kind["forward"], half + again, rest))
+        self.schedule = search(durations, m, memory=k)
+        self.layers_per_cell = cut
+
     def _checked_shards(self, shards: Any) -> dict[str, Any]:
         """Returns the shards asked for, by the names of layers."""
         if shards is not None and not isinstance(shards, Mapping):
@@ -426,41 +448,6 @@ NEEDS_PROFILE = (
     f'`schedule="{AUTO}"` must know how long tasks take. Received: no profile. '
     "Pass costs=tfgpipe.profile(layers, x) to `GPipe`, or another schedule."
 )
-
-
-def auto_schedule(
-    profile: Profile,
-    layers_per_cell: list[int] | None,
-    num_micro_batches: int,
-    remat: Remat,
-) -> tuple[Schedule, list[int]]:
-    """Finds the shortest schedule that holds what "1f1b" would, or less.
-
-    Returns it and the cut, which is made by the costs if it is None.
-    """
-    k = len(remat.rules)
-    num_layers = len(profile.layers)
-    if k > num_layers:
-        raise ValueError(too_many_cells(k, num_layers))
-    cut = layers_per_cell or partition(profile.costs(), k)
-    if sum(cut) != num_layers:
-        raise ValueError(
-            f'`layers_per_cell` must count what was measured if "{AUTO}" is '
-            f"the schedule. Expected a sum of {num_layers}, the lines of the "
-            f"profile. Received: layers_per_cell={cut}. Omit it."
-        )
-    seconds, durations = profile.cell_seconds(profile.rows[-1]), []
-    bounds = itertools.pairwise(itertools.accumulate(cut, initial=0))
-    for cell, (start, stop) in enumerate(bounds):
-        by_kind = seconds.of_cell(start, stop)
-        half, rest = by_kind["input_gradient"], by_kind["weight_gradient"]
-        if start <= seconds.first:  # nothing takes the gradient of the inputs
-            half, rest = 0.0, by_kind["backward"]
-        elif not seconds.has_halves(start, stop):
-            half, rest = by_kind["backward"], 0.0
-        again = by_kind["recompute"] * remat.recomputes(cell)
-        durations.append((by_kind["forward"], half + again, rest))
-    return search(durations, num_micro_batches, memory=k), cut
 
 
 class GivenCosts:

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -43,29 +43,6 @@ from tfgpipe.graphs import (
 from tfgpipe.internals import Nest
 
 
-class PlacedStep(NamedTuple):
-    """A step of a model, in its graph.
-
-    Attributes:
-        layer: What it holds, see `SectionCall`.
-        weights: All that it has, and what is read of no layer.
-        part: What it has of the graph, without losses and new state.
-    """
-
-    layer: keras.layers.Layer
-    weights: list[keras.Variable]
-    part: Part
-
-    @property
-    def key(self) -> str:
-        """A text for files: all that is computed, and all weights."""
-        weights = [(tuple(v.shape), v.dtype, v.trainable) for v in self.weights]
-        inputs = {t.ref() for t in self.part.inputs}
-        are_inputs = [t.ref() in inputs for t in self.part.forward_inputs]
-        facts = [are_inputs, repr(weights)]
-        return part_key(self.part, facts, in_process=False)[:32]
-
-
 class Placed:
     """A model as its steps.
 
@@ -78,8 +55,9 @@ class Placed:
     Attributes:
         source: The same.
         spec: The same.
-        steps: In order.
-        layers: The layer of each step.
+        layers: What each step holds, see `SectionCall`.
+        parts: What each has of the graph, without losses and new state.
+        weights: All that each has, and what is read of no layer.
         home: Tells which of the steps a call of a layer begins, or None.
         output: Specs of the outputs, a nest.
 
@@ -93,9 +71,10 @@ class Placed:
         outlined, self.output = source.outlined(spec)
         self.layers = [step.layer for step in source.steps]
         self.home = cell_of_call([step] for step in source.steps)
-        self.steps = self._steps(outlined.traced)
+        self.parts = self._parts(outlined.traced)
+        self.weights = self._weights(self.parts)
 
-    def differentiated(self, rows: int) -> list[PlacedStep]:
+    def differentiated(self, rows: int) -> list[Part]:
         """Returns the steps for so many rows, with their backward passes.
 
         Without these, if the model cannot be differentiated: it may be made for
@@ -103,16 +82,23 @@ class Placed:
         """
         source, spec = self.source, example_of(self.spec, rows)
         traced = shape_trace(source.call, source.layers, spec)
-        return self._steps(traced, are_trained=True)
+        return self._parts(traced, are_trained=True)
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        """Texts for files, which say what each step computes."""
-        return [step.key for step in self.steps]
+        """Texts for files: all that a step computes, and all weights."""
+        keys = []
+        for part, weights in zip(self.parts, self.weights):
+            shapes = [(tuple(v.shape), v.dtype, v.trainable) for v in weights]
+            inputs = {t.ref() for t in part.inputs}
+            are_inputs = [t.ref() in inputs for t in part.forward_inputs]
+            facts = [are_inputs, repr(shapes)]
+            keys.append(part_key(part, facts, in_process=False)[:32])
+        return keys
 
-    def _steps(
+    def _parts(
         self, traced: TracedModel, are_trained: bool = False
-    ) -> list[PlacedStep]:
+    ) -> list[Part]:
         cells = traced.cells_by(self.home)
         alone = dataclasses.replace(
             traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
@@ -122,9 +108,7 @@ class Placed:
             has_gradient = [*map(is_continuous, alone.handed_out)]
             with contextlib.suppress(Exception):  # of many kinds
                 alone = differentiate(alone, has_gradient, [])
-        parts = parts_of(alone, len(self.layers), nothing)
-        steps = zip(self.layers, self._weights(parts), parts)
-        return [PlacedStep(*step) for step in steps]
+        return parts_of(alone, len(self.layers), nothing)
 
     def _weights(self, parts: Sequence[Part]) -> list[list[keras.Variable]]:
         known = [v for layer in self.layers for v in layer.variables]
@@ -168,10 +152,10 @@ def layer_sizes(
     """
     with internals.outside_functions():
         by_rows = [placed.differentiated(rows) for rows in _ROWS]
-    memory = [memory_of_steps([s.part for s in steps]) for steps in by_rows]
+    memory = [*map(memory_of_steps, by_rows)]
     sizes, source = [], placed.source
-    for steps, needs, (layer, weights), flops, live in zip(
-        zip(*by_rows),
+    for part, needs, (layer, weights), flops, live in zip(
+        by_rows[0],
         zip(*memory),
         with_weights(placed),
         source.flops,
@@ -185,7 +169,7 @@ def layer_sizes(
                 flops=flops,
                 live_bytes=live,
                 memory=_memory_line(*needs),
-                dtype=_dtype(steps[0].part.operations),
+                dtype=_dtype(part.operations),
             )
         )
     return sizes
@@ -242,9 +226,9 @@ def with_weights(
 ) -> Iterator[tuple[keras.layers.Layer, list[keras.Variable]]]:
     """Yields each layer, with its weights that those before it have not."""
     seen: set[int] = set()
-    for step in placed.steps:
-        yield step.layer, [v for v in step.weights if id(v) not in seen]
-        seen |= {*map(id, step.weights)}
+    for layer, weights in zip(placed.layers, placed.weights):
+        yield layer, [v for v in weights if id(v) not in seen]
+        seen |= {*map(id, weights)}
 
 
 def weight_sizes(

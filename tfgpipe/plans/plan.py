@@ -346,8 +346,7 @@ def plan(
     else:
         wanted = _user_setting(problem, layers, names, setting, source)
         choices = [predict(problem.workload_for(wanted), wanted, known)]
-    best = choices[0].setting
-    workload = problem.workload_for(best)
+    workload = problem.workload_for(choices[0].setting)
     if profile is not None:
         profile.warn_if_spread()
         largest = math.ceil(workload.rows)
@@ -364,11 +363,6 @@ def plan(
     basis = f"seconds as measured, {cells}"
     if known is not None and profile is None:
         basis = f"seconds from FLOPs on {known.name}, {cells}"
-    elif known is not None:
-        by_flops = model.by_flops(known, workload.rows, workload.is_compiled)
-        guess = predict(by_flops, best, known).step_seconds
-        ratio = choices[0].step_seconds / guess
-        basis += f", {ratio:.2g} times those from FLOPs on {known.name}"
     return Plan(tuple(choices), rows, names, are_given, limit, basis, margin)
 
 

@@ -144,9 +144,13 @@ def _bound(workload: Workload, setting: Setting) -> float:
     the devices before it; then the last one goes back through these. Where the
     backward pass is split, it may have gone back earlier.
     """
-    seconds = workload.seconds.passes(setting.layers_per_cell)
-    forward, backward = seconds["forward"], seconds["backward"]
-    added = backward - seconds["backward_first"]
+    ends = itertools.accumulate(setting.layers_per_cell, initial=0)
+    cells = [workload.seconds.of_cell(*at) for at in itertools.pairwise(ends)]
+    forward, backward, first = (
+        np.array([seconds[kind] for seconds in cells])
+        for kind in ("forward", "backward", "backward_first")
+    )
+    added = backward - first
     m, d = setting.num_micro_batches, setting.num_devices
     each = m * (forward + backward) - added
     busy = np.bincount(setting.devices, each, d)
@@ -159,11 +163,10 @@ def _bound(workload: Workload, setting: Setting) -> float:
     return float((busy + before).max())
 
 
-# From the fastest on; recomputations hold less, the more micro-batches
-# there are.
-RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
+# From the fastest on; then "always", which holds least.
+RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last")
 
-GROUPS = (2, 4, 8, 16)
+GROUPS = (4, 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,21 +229,29 @@ def prediction_that_fits(
 ) -> Prediction | None:
     """Predicts a setting that is changed until it fits; None if none does."""
     workload = problem.workload_for(setting)
-    cuts = [setting, problem.evenly_cut(setting, by_bytes=True)]
+    cuts = dict.fromkeys([setting, problem.evenly_cut(setting, by_bytes=True)])
     for cut, groups in itertools.product(cuts, (1, *GROUPS)):
         if groups > min(cut.layers_per_cell):
             continue
-        are_more = groups > 1
-        changed = cut._replace(remat_groups=groups) if are_more else cut
+        changed = cut._replace(remat_groups=groups) if groups > 1 else cut
+
+        def fitting(rule: Rule, changed: Setting = changed) -> dict[int, Rule]:
+            trial = changed._replace(remat=(rule,) * changed.num_partitions)
+            held = enumerate(memory(workload, trial))
+            return {d: rule for d, of in held if of.total <= problem.limit}
+
+        # What holds least tells whether anything fits.
+        rules = fitting("always")
+        if len(rules) < setting.num_devices:
+            continue
         # The fastest first: a device takes the first within which it fits.
-        rules: dict[int, Rule] = {}
-        for rule in RULES[-2:] if are_more else RULES:
-            trial = changed._replace(remat=(rule,) * cut.num_partitions)
-            for device, held in enumerate(memory(workload, trial)):
-                if held.total <= problem.limit:
-                    rules.setdefault(device, rule)
-            if len(rules) == setting.num_devices:
-                remat = tuple(rules[device] for device in setting.devices)
-                fitting = changed._replace(remat=remat)
-                return predict(workload, fitting, problem.machine)
+        chosen: dict[int, Rule] = {}
+        for rule in RULES if groups == 1 else ():
+            chosen = fitting(rule) | chosen
+            if len(chosen) == setting.num_devices:
+                break
+        rules |= chosen
+        remat = tuple(rules[device] for device in setting.devices)
+        changed = changed._replace(remat=remat)
+        return predict(workload, changed, problem.machine)
     return None

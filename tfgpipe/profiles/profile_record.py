@@ -114,17 +114,6 @@ class LayerProfile:
     gradient_bytes: int
     measured: tuple[TaskSeconds, ...]
 
-    @property
-    def has_halves(self) -> bool:
-        """Returns whether its tasks can be cut; compiled loops cannot.
-
-        What these need is recomputed within their backward task.
-        """
-        return all(
-            tasks.recompute is not None or tasks.backward is None
-            for tasks in self.measured
-        )
-
 
 def _layer(measured: list[dict[str, Any]], **facts: Any) -> LayerProfile:
     """Returns a record of plain values, as `dataclasses.asdict` makes them."""
@@ -225,13 +214,14 @@ class Profile:
                 sums to add gradients to.
             rows: Of the micro-batch.
         """
-        is_last = index == len(self.layers) - 1
-        # The loss behind it takes its outputs, measured or not.
-        needs_outputs = is_last and kind == "recompute_last"
-        inner = "recompute" if needs_outputs else kind
-        seconds = self._of(self.layers[index], inner, rows)
-        if is_last and self.loss is not None:
-            seconds += self._of(self.loss, kind, rows)
+        of_layers = [(self.layers[index], kind)]
+        if index == len(self.layers) - 1:
+            if kind == "recompute_last":
+                # The loss behind it takes its outputs, measured or not.
+                of_layers = [(self.layers[index], "recompute")]
+            if self.loss is not None:
+                of_layers.append((self.loss, kind))
+        seconds = sum(self._of(*pair, rows) for pair in of_layers)
         if kind == "backward_first":
             return min(seconds, self.seconds(index, "backward", rows))
         return seconds
@@ -239,12 +229,13 @@ class Profile:
     def layer_seconds(self, rows: float) -> list[dict[str, float]]:
         """Returns the seconds of all layers' tasks, without a call's cost.
 
-        A layer whose tasks cannot be cut has no "input_gradient".
+        A layer whose tasks cannot be cut, as compiled loops, has no
+        "input_gradient": what it needs is recomputed within the backward task.
         """
         by_layer = []
         for i, layer in enumerate(self.layers):
             of = {kind: self.seconds(i, kind, rows) for kind in MEASURED}
-            if not layer.has_halves:
+            if any(t.backward and not t.recompute for t in layer.measured):
                 del of["input_gradient"]
             by_layer.append(of)
         return by_layer
@@ -443,10 +434,7 @@ def aligned(
 
 
 def _seconds(value: float) -> str:
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if value * factor >= 1:
-            return f"{value * factor:.3g} {unit}"
-    return f"{value * 1e6:.3g} us"
+    return f"{1e3 * value:,.3f} ms"
 
 
 def size_text(value: float) -> str:
@@ -504,14 +492,6 @@ class CellSeconds:
             kind: seconds + self._task_seconds if seconds else 0.0
             for kind, seconds in by_kind.items()
         }
-
-    def passes(self, layers_per_cell: Sequence[int]) -> dict[str, np.ndarray]:
-        """Returns the seconds of the passes of all cells, in arrays by kind."""
-        starts = np.cumsum([0, *layers_per_cell[:-1]])
-        sums = np.add.reduceat(self._asked, starts, axis=0)
-        sums += self._task_seconds * (sums > 0)
-        kinds = ("forward", "backward", "backward_first")
-        return {kind: sums[:, MEASURED.index(kind)] for kind in kinds}
 
     def costs(self) -> list[float]:
         """Returns the seconds of each layer's passes, for the cut."""

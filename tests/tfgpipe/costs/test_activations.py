@@ -22,8 +22,8 @@ class Scaled(kl.Layer):
 
 
 def memory(layers, inputs):
-    found = Placed(source_of(layers), inputs).differentiated(ROWS)
-    return memory_of_steps([step.part for step in found])
+    placed = Placed(source_of(layers), inputs)
+    return memory_of_steps(placed.differentiated(ROWS))
 
 
 def behind_weights(layer, inputs):

@@ -91,7 +91,7 @@ def test_rules_are_the_fastest_that_fit():
     found = prediction_that_fits(tight, setting)
     trials = [
         predict(workload, setting._replace(remat=rules), None)
-        for rules in itertools.product(RULES, repeat=4)
+        for rules in itertools.product((*RULES, "always"), repeat=4)
     ]
     fits = [t for t in trials if max(t.device_bytes) <= limit]
     assert "never" in found.setting.remat

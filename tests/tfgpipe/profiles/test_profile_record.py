@@ -103,3 +103,23 @@ def test_files_written_before_are_read():
     assert [layer.name for layer in found.layers] == ["a"]
     seconds = found.seconds(0, "forward", 1)
     assert seconds == pytest.approx(1 / 3 + 0.1 - 2e-6)
+
+
+def test_table_has_a_line_for_every_layer_and_size():
+    found = profile(
+        layer("a", tasks(2, 2e-6), tasks(8, 3.14e-3, 1.0, 1.0, 12.0)),
+        loss=layer("loss", tasks(2, 5e-4), tasks(8, 5e-4), weights=0),
+        call_seconds=1.5e-5,
+    )
+    titles, first, second, *others, last = str(found).splitlines()
+    assert titles.split()[:5] == "layer rows forward recompute backward".split()
+    assert (
+        titles.split()[5:] == "+- outputs kept weights slots gradients".split()
+    )
+    held = ["10%", *"20 B 40 B 8 B 16 B 8 B".split()]
+    assert first.split() == ["a", "2", "0.002", "ms", "-", "-", *held]
+    assert "3.140 ms  1,000.000 ms  12,000.000 ms" in second
+    assert [line.split()[0] for line in others] == ["loss", "loss"]
+    assert last == (
+        "On /device:CPU:0; slots of Adam; a call takes 0.015 ms of each."
+    )
