@@ -317,7 +317,8 @@ class Arguments:
         if is_text or isinstance(schedule, (list, tuple)):
             return Schedule(schedule)
         if not isinstance(schedule, Schedule):
-            checks.checked_choice("schedule", schedule, [*SCHEDULES, AUTO])
+            names = [*SCHEDULES, AUTO]
+            schedule = checks.checked_choice("schedule", schedule, names)
         if schedule == AUTO and self.costs.profile is None:
             raise ValueError(NEEDS_PROFILE)
         return schedule

@@ -53,28 +53,6 @@ def checked_counts(**counts: Any) -> list[int]:
     return [operator.index(value) for value in counts.values()]
 
 
-def checked_shape(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int,
-    wanted: int | None = 1,
-) -> list[int]:
-    """Returns the counts D, M and V, of which V must be as wanted, if it is."""
-    counts = checked_counts(
-        num_devices=num_devices,
-        num_micro_batches=num_micro_batches,
-        num_chunks=num_chunks,
-    )
-    if wanted not in (None, num_chunks):
-        cells = "one cell" if wanted == 1 else f"{wanted} cells"
-        raise ValueError(
-            f"`num_chunks` must be {wanted} under this schedule: {cells} on "
-            f"every device. Received: num_chunks={num_chunks}. Use "
-            "'interleaved' for any number of cells a device."
-        )
-    return counts
-
-
 def checked_choice(name: str, value: object, choices: Iterable[str]) -> str:
     """Returns one of these texts, or raises a `ValueError` that names them.
 

@@ -202,11 +202,6 @@ def summary(
     }
 
 
-def name(kind: str) -> str:
-    """Returns a kind of task, in words."""
-    return kind.replace("_", " ")
-
-
 def seconds(value: float) -> str:
     """Returns a time with its unit, as a text.
 

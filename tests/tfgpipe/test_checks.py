@@ -16,7 +16,6 @@ from tfgpipe.checks import (
     checked_path,
     checked_positive,
 )
-from tfgpipe.partition import partition
 from tfgpipe.schedules.orders import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 
@@ -49,7 +48,6 @@ TAKERS = {
     "partitions_of_replicas": lambda n: tfgpipe.PipelineStrategy(1, n).devices,
     "replicas_on_a_tpu": lambda n: assignment(n, 1),
     "partitions_on_a_tpu": lambda n: assignment(1, n),
-    "partition": lambda n: partition([1, 2, 3], n),
     **{f"devices_of_{s}": lambda n, s=s: SCHEDULES[s](n, 3) for s in SCHEDULES},
     **{f"schedule_{s}": lambda n, s=s: SCHEDULES[s](3, n) for s in SCHEDULES},
     "chunks": lambda n: SCHEDULES["interleaved"](2, 2, n),

@@ -63,9 +63,8 @@ class Checkpoint(keras.callbacks.Callback):
         on_signal: Whether SIGTERM, SIGHUP and Ctrl-C (SIGINT) wait for the end
             of the mini-batch, or of the validation that runs, save, and end
             the process: by `SystemExit`, with code 75, or 76 for Ctrl-C. A
-            training step of a `GPipe` that is only being traced is given up:
-            they do not wait for it. A second signal does not wait. One that
-            the process ignores, as under `nohup`, stays ignored.
+            second signal does not wait. One that the process ignores, as under
+            `nohup`, stays ignored.
 
     Raises:
         ValueError: If an argument is out of range; from `fit` if `on_signal` is
@@ -337,19 +336,14 @@ class Signals:
             raise SystemExit(EXIT_CODES[self.caught])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        is_second = self.caught is not None  # it does not wait
-        if not is_second and self._is_in_fit(frame):
+        if self.caught is not None:  # the second one does not wait
+            end_without_waiting()
+        elif self._is_on and _fits_with(self._owner, frame):
             self.caught = signal.Signals(number).name
             return
-        if is_second:
-            end_without_waiting()
         before = self._before.get(number)
         if callable(before):
             before(number, frame)
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-
-    def _is_in_fit(self, frame: FrameType | None) -> bool:
-        """Returns whether `fit` runs with the callback: it may have failed."""
-        return self._is_on and _fits_with(self._owner, frame)

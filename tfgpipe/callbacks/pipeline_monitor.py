@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import importlib
 import os
 import pathlib
@@ -26,7 +27,7 @@ from tfgpipe.monitor import (
     accelerator_mib,
     advise,
     flops_of_example,
-    ideal_bubbles,
+    ideal_bubble,
     layout_of,
     save_picture,
     tokens_of_example,
@@ -288,7 +289,7 @@ class PipelineMonitor(keras.callbacks.Callback):
                 layout,
                 model.num_micro_batches,
                 measured.num_rows // model.num_replicas,
-                ideal_bubbles(model),
+                functools.partial(ideal_bubble, model),
             )
             self._unsaid = f"Epoch {self._epoch + 1}: {self.advice}"
         return {

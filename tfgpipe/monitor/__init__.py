@@ -4,7 +4,6 @@ from tfgpipe.monitor.advice import (
     Layout,
     advise,
     ideal_bubble,
-    ideal_bubbles,
     layout_of,
 )
 from tfgpipe.monitor.measurements import (

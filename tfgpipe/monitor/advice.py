@@ -6,7 +6,6 @@ measured seconds are shared out over its layers by their costs.
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -29,12 +28,12 @@ def advise(
     layout: Layout,
     num_micro_batches: int,
     most_micro_batches: int,
-    ideal: Callable[[int], float] | None,
+    ideal: Callable[[int], float],
 ) -> str:
     """Says what would help, or that the cells are balanced.
 
     `most_micro_batches` are the rows of a replica; `ideal` is the ideal bubble
-    by M, None if M cannot be changed.
+    by M.
     """
     # What costs most comes first: uneven cells, then devices that wait between
     # tasks which are too short, then too few micro-batches.
@@ -63,7 +62,7 @@ def advise(
         )
     # Four a device, from where on the bubble is negligible in the paper.
     more = min(4 * (1 + max(layout.devices)), most_micro_batches)
-    if ideal is not None and more > num_micro_batches:
+    if more > num_micro_batches:
         now, after = ideal(num_micro_batches), ideal(more)
         if min(now, bubble) > _LARGE and after < now:
             return (
@@ -141,18 +140,12 @@ def layout_of(model: Any) -> Layout:
     )
 
 
-def ideal_bubbles(model: Any) -> Callable[[int], float] | None:
-    """Returns the ideal bubble by M; None where the schedule is of one M."""
-    is_of_one = isinstance(model.schedule, Schedule)
-    return None if is_of_one else functools.partial(ideal_bubble, model)
-
-
 def ideal_bubble(model: Any, num_micro_batches: int | None = None) -> float:
     """Returns the share of a step in which devices idle if nothing is lost.
 
     That is so for cells of equal cost, whose backward tasks take twice as long
     as their forward ones, under the schedule of the model, which is built. M
-    defaults to the model's.
+    defaults to the model's, and is the schedule's if that is of one M.
     """
     schedule = model.schedule
     if not isinstance(schedule, Schedule):

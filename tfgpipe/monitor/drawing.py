@@ -219,7 +219,7 @@ def timeline_picture(
         rows[device].boxes.append(box)
     kinds = {event.task.kind for event in events}
     legend: dict[str, str] = {
-        timeline.name(kind): color
+        kind.replace("_", " "): color
         for kind, (color, _) in TASK_COLORS.items()
         if kind in kinds
     }

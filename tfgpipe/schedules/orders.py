@@ -14,7 +14,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 
-from tfgpipe.checks import checked_amount, checked_shape
+from tfgpipe.checks import checked_amount, checked_counts
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import KINDS, Task
 
@@ -464,9 +464,16 @@ def _checked(
         num_chunks: int = wanted or 1,
         **options: float,
     ) -> Schedule:
-        d, m, v = checked_shape(
-            num_devices, num_micro_batches, num_chunks, wanted
+        d, m, v = checked_counts(
+            num_devices=num_devices,
+            num_micro_batches=num_micro_batches,
+            num_chunks=num_chunks,
         )
+        if wanted not in (None, v):
+            raise ValueError(
+                f"`num_chunks` must be {wanted} under this schedule. Received: "
+                f"num_chunks={v}. Use 'interleaved' for any number."
+            )
         return order(d, m, *([v] if wanted is None else []), **options)
 
     return schedule

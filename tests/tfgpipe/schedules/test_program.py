@@ -18,7 +18,7 @@ from tfgpipe.schedules.lowering import (
     recomputed,
 )
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
-from tfgpipe.schedules.program import Op, Program
+from tfgpipe.schedules.program import Op
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import KINDS
 
@@ -166,18 +166,6 @@ def test_wrong_rule_is_refused():
         SCHEDULES["gpipe"](2, 2).program("Never")
 
 
-# ------------------------------------------------------------- the simulation
-def test_simulation_is_as_early_as_devices_and_links_allow():
-    run = [*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")]
-    program = Program([[op] for op in run], 2)
-    times = program.simulate(lambda op: 1 + op.cell, lambda op: 0.5)
-    assert times == [(0, 1), (1.5, 3.5), (3.5, 5.5), (6.0, 7.0)]
-    assert program.length(lambda op: 1) == 4
-    assert program.length() == 6
-    assert program.bubble() == 0.5
-    assert program.held() == [1, 1]
-
-
 # --------------------------------------------------------- what devices do run
 @pytest.fixture
 def ran(monkeypatch):
@@ -281,7 +269,7 @@ class Linear(keras.losses.Loss):
 @pytest.mark.parametrize("last", ["dense", "flatten"])
 @pytest.mark.parametrize("how", ["mse", "own", "linear", "1f1b"])
 def test_program_that_is_printed_is_what_ran(how, last, ran):
-    """Whatever the loss keeps, and whoever runs the tasks."""
+    """Whatever the loss keeps."""
     loss = {"own": own_loss, "linear": Linear()}.get(how, "mse")
     model = tfgpipe.GPipe(
         [
