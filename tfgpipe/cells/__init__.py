@@ -11,7 +11,7 @@ from tfgpipe.cells.cell import (
     counts_of_shards,
     shards_of,
 )
-from tfgpipe.cells.columns import WITH_COLUMNS, computes_columns, num_columns
+from tfgpipe.cells.columns import WITH_COLUMNS, num_columns
 from tfgpipe.cells.head import Head
 from tfgpipe.cells.outline import (
     Outline,

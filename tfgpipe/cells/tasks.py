@@ -371,7 +371,7 @@ class HeadTasks(CellTasks):
         sums = [*traced.losses[: traced.num_head_losses], *traced.counts]
         self._sums = {t.ref() for t in sums}
         # By the new value of a metric's variable, its value before.
-        before = {id(v): t for v, t in traced.state}
+        before = {id(v): t.ref() for v, t in traced.state}
         given = {t.ref() for t in part.forward_outputs}
         self._metrics_before = {
             t.ref(): before[id(v)]
@@ -416,21 +416,22 @@ class HeadTasks(CellTasks):
                 shape = sized[tensor.op.name].outputs[tensor.value_index].shape
             return None if shape.rank is None else [*shape, 0][0]
 
-        fixed = [t for t in tensors if num_rows(t) is None and not varies(t)]
+        unknown = [t for t in tensors if num_rows(t) is None]
+        fixed = {t.ref(): t for t in unknown if not varies(t)}
         gradients = part.gradient_outputs
-        if any(map(is_continuous, fixed)) and None in map(num_rows, gradients):
+        is_trained = any(map(is_continuous, fixed.values()))
+        if is_trained and None in map(num_rows, gradients):
             raise ValueError(
                 "`head_parts` must be 1 where the last layer takes a trained "
                 "tensor, of any size, that is the same for all rows. Received: "
-                f"{self._layers_of(fixed)}. Give the inputs all "
+                f"{self._layers_of([*fixed.values()])}. Give the inputs all "
                 "sizes but that of the batch, or leave `head_parts` out."
             )
-        fixed_refs = {t.ref() for t in fixed}
-        return {
-            t.ref()
-            for t in [*tensors, *gradients]
-            if num_rows(t) in (None, _ROWS) and t.ref() not in fixed_refs
+        everything = [*tensors, *gradients]
+        have_rows = {
+            t.ref() for t in everything if num_rows(t) in (None, _ROWS)
         }
+        return have_rows - fixed.keys()
 
     def _layers_of(self, tensors: Sequence[tf.Tensor]) -> str:
         traced = self.part.traced
@@ -487,20 +488,18 @@ class HeadTasks(CellTasks):
         refs = [ref for ref in values if ref in self._with_rows]
         tensors = [values[ref] for ref in refs]
         # Numbers of rows that are known only at run time.
-        first = min(tensors, key=lambda t: t.shape[0] is None)
-        for tensor in tensors:
-            if tensor is not first and tensor.shape[0] is None:
+        first, *others = sorted(tensors, key=lambda t: t.shape[0] is None)
+        for tensor in others:
+            if tensor.shape[0] is None:
                 check_rows_later(
                     tensor,
                     tf.shape(first)[0],
                     "`head_parts` must be 1 unless each tensor that the last "
-                    "layer takes has a row for each row of the inputs. Leave "
-                    "it out.",
+                    "layer takes has a row for each row of the inputs.",
                 )
         parts = MicroBatches(tensors, self._num_parts)
-        metrics = {
-            t.ref(): values[t.ref()] for t in self._metrics_before.values()
-        }
+        befores = self._metrics_before.values()
+        metrics = {ref: values[ref] for ref in befores}
         last: list[tf.Operation] = []
         results = []
         for p, rows in enumerate(parts.split(tensors)):
@@ -515,8 +514,8 @@ class HeadTasks(CellTasks):
                 internals.run_independently(op)
             last = [op]
             for ref, before in self._metrics_before.items():
-                made[ref] = parts.select(p, made[ref], metrics[before.ref()])
-                metrics[before.ref()] = made[ref]
+                made[ref] = parts.select(p, made[ref], metrics[before])
+                metrics[before] = made[ref]
             results.append(made)
         return {
             ref: self._joined(ref, parts, [made[ref] for made in results])

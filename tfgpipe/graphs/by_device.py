@@ -171,7 +171,7 @@ class _Cut:
         return {self._merged.get(o.name, o.name) for o in op.control_inputs}
 
     # --------------------------------------------------------------- families
-    def _join(self, refs: Iterable[Any]) -> set[Any]:
+    def _join(self, refs: Iterable[Any]) -> None:
         """Makes one family of the families of some tensors."""
         joined: set[Any] = set()
         for ref in refs:
@@ -180,7 +180,6 @@ class _Cut:
                 small, joined = sorted((family, joined), key=len)
                 joined |= small
                 self._families.update(dict.fromkeys(small, joined))
-        return joined
 
     def _members(self, op: tf.Operation) -> list[Any]:
         """The references of its inputs that are of a family."""
@@ -396,32 +395,25 @@ class _Cut:
         #     traced     inputs of the parts for which it was made
         #     parts      inputs of these, one for one
         key = (device, compiled, *(part.key for part in parts))
+        outputs = [t for part in parts for t in part.outputs]
         if key not in self._functions:
-            function = self._function(parts, device, compiled)
-            self._functions[key] = function, parts
+            names = {op.name for part in parts for op in part.operations}
+            inputs = {t.ref(): t for part in parts for t in part.inputs}
+            definition = self._whole.definition_of(names, self._merged)
+            for node in definition.node:
+                node.device = ""
+            options = TraceOptions(compiled).of_function
+            kind = tf.DeviceSpec.from_string(device).device_type or "CPU"
+            cutter = GraphCutter(self._whole, (), options, kind)
+            new = cutter.imported(definition, [*inputs.values()], outputs)
+            self._functions[key] = new, parts
         function, traced = self._functions[key]
         values = {
             t.ref(): self.values[given.ref()]
             for a, b in zip(traced, parts)
             for t, given in zip(a.inputs, b.inputs)
         }
-        outputs = [t for part in parts for t in part.outputs]
         self.values.update(by_reference(outputs, function(values)))
-
-    def _function(
-        self, parts: list[_Part], device: str, is_compiled: bool
-    ) -> Subfunction:
-        """The function of some parts."""
-        names = {op.name for part in parts for op in part.operations}
-        inputs = {t.ref(): t for part in parts for t in part.inputs}
-        outputs = [t for part in parts for t in part.outputs]
-        definition = self._whole.definition_of(names, self._merged)
-        for node in definition.node:
-            node.device = ""
-        options = TraceOptions(is_compiled).of_function
-        kind = tf.DeviceSpec.from_string(device).device_type or "CPU"
-        cutter = GraphCutter(self._whole, (), options, kind)
-        return cutter.imported(definition, list(inputs.values()), outputs)
 
     def _branch(self, op: tf.Operation) -> list[tf.Tensor]:
         """A branch, of which each side is cut in the same way."""
@@ -429,15 +421,9 @@ class _Cut:
 
         def run(name: str) -> Any:
             graph = internals.function_graph(op, op.get_attr(name).name)
-            inputs = [t.ref() for t in graph.inputs]
-            values = {
-                ref: self.values[t.ref()] for ref, t in zip(inputs, given)
-            }
-            plain = [
-                ref
-                for ref, t in zip(inputs, given)
-                if t.ref() in self.as_they_are
-            ]
+            pairs = [(t.ref(), o.ref()) for t, o in zip(graph.inputs, given)]
+            values = {ref: self.values[outer] for ref, outer in pairs}
+            plain = [ref for ref, outer in pairs if outer in self.as_they_are]
             results = run_by_device(
                 graph, values, self.home, self.compiles, plain
             )

@@ -172,37 +172,28 @@ def _einsum_flops(op: tf.Operation) -> int:
 def _loop_flops(op: tf.Operation) -> float:
     attributes = [op.get_attr("cond"), op.get_attr("body")]
     condition, body = _function_graphs(op, attributes)
-    counts = _iterations(op, condition.outputs[0], condition, body)
+    counts = _iterations(op, condition.outputs[0], condition)
     count = min(counts, default=1)
     return count * (graph_flops(condition) + graph_flops(body))
 
 
-def _iterations(
-    op: tf.Operation, test: tf.Tensor, condition: Any, body: Any
-) -> list[int]:
-    """Upper bounds of a loop's iterations: one per known `counter < limit`."""
+def _iterations(op: tf.Operation, test: tf.Tensor, condition: Any) -> list[int]:
+    """Upper bounds of a loop's iterations: one per known `counter < limit`.
+
+    Counters are taken to grow by 1.
+    """
     test = behind_identities(test)
     if test.op.type == "LogicalAnd":
-        sides = [_iterations(op, t, condition, body) for t in test.op.inputs]
+        sides = [_iterations(op, t, condition) for t in test.op.inputs]
         return sides[0] + sides[1]
-    if test.op.type != "Less":
+    if test.op.type != "Less" or not test.op.inputs[0].dtype.is_integer:
         return []
-    index = {id(t): i for i, t in enumerate(condition.inputs)}
-    counter, limit = map(behind_identities, test.op.inputs)
-    if id(counter) not in index:
+    given = {id(t): taken for t, taken in zip(condition.inputs, op.inputs)}
+    sides = [behind_identities(t) for t in test.op.inputs]
+    start, stop = (_static(given.get(id(t), t)) for t in sides)
+    if start is None or stop is None or id(sides[0]) not in given:
         return []
-    i, j = index[id(counter)], index.get(id(limit))
-    start = _static(op.inputs[i])
-    stop = _static(limit if j is None else op.inputs[j])
-    # What the body adds to the counter.
-    update = behind_identities(body.outputs[i])
-    if update.op.type not in ("Add", "AddV2"):
-        return []
-    old, added = map(behind_identities, update.op.inputs)
-    step = _static(added) if old is body.inputs[i] else None
-    if stop is None or start is None or not step or step < 0:
-        return []
-    return [max(0, math.ceil((stop - start) / step))]
+    return [max(0, int(stop - start))]
 
 
 def behind_identities(tensor: tf.Tensor) -> tf.Tensor:

@@ -243,10 +243,8 @@ class SummedLoss(Objective):
                 tf.math.divide_no_nan(s, c) for s, (_, c) in zip(sums, counts)
             ]
             # Keras's metrics of each output's loss.
-            compiled, rows = (
-                internals.compiled_loss(self.model),
-                batch.micro_batches.num_rows,
-            )
+            compiled = internals.compiled_loss(self.model)
+            rows = batch.micro_batches.num_rows
             trackers = [] if compiled is None else compiled.metrics
             for tracker, value in zip(trackers, values):
                 weight = rows if isinstance(rows, int) else None

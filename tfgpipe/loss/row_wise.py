@@ -243,16 +243,25 @@ def _is_rowwise_metric(
         return False
     if "update_state" in vars(metric):  # instead of its class's
         return False
-    kind, rank = type(metric), len(y_pred.shape)
+    kind, labels, outputs = type(metric), y.shape, y_pred.shape
     weights = None if sample_weight is None else len(sample_weight.shape)
     if kind in _F_SCORES:
-        return len(y.shape) == rank and weights in (None, 1)
-    if kind in _INTERSECTIONS:
-        return _intersects_rows(metric, y.shape, y_pred.shape, weights)
+        return len(labels) == len(outputs) and weights in (None, 1)
     if kind in _COUNTERS:
-        fits = _fits_squeezed(y.shape, y_pred.shape)
-        return fits and weights in (None, 1, rank)
-    return _averages_rows(metric, y, y_pred, weights)
+        fits = _fits_squeezed(labels, outputs)
+        return fits and weights in (None, 1, len(outputs))
+    if kind not in _INTERSECTIONS:
+        return _averages_rows(metric, y, y_pred, weights)
+    # A label for each output: as class numbers, or in an axis of classes.
+    labels = labels if metric.sparse_y_true else labels[:-1]
+    outputs = outputs if metric.sparse_y_pred else outputs[:-1]
+    if len(outputs) == len(labels) + 1 and outputs[-1] == 1:
+        outputs = outputs[:-1]
+    return (
+        metric.axis == -1
+        and labels[1:] == outputs[1:]
+        and weights in (None, len(labels))
+    )
 
 
 def _averages_rows(
@@ -275,8 +284,8 @@ def _averages_rows(
         mask = internals.get_mask(y_pred)
         if mask is not None and len(mask.shape) != weights_rank:
             return False  # Keras multiplies the two
-        ignored = arguments.get("ignore_class") is not None
-        if ignored and len(y_pred.shape) - 1 != weights_rank:
+        is_of_values = len(y_pred.shape) - 1 == weights_rank
+        if arguments.get("ignore_class") is not None and not is_of_values:
             return False
     if name in _OF_EQUAL_RANKS:
         return len(y.shape) == len(y_pred.shape)
@@ -285,31 +294,11 @@ def _averages_rows(
     return name in _SQUEEZING and _fits_squeezed(y.shape, y_pred.shape)
 
 
-def _intersects_rows(
-    metric: keras.Metric, y: Shape, y_pred: Shape, weights_rank: int | None
-) -> bool:
-    """Returns whether an `IoU` has a label for each output.
-
-    As class numbers, or in an axis of classes.
-    """
-    if metric.axis != -1:
-        return False
-    labels = y if metric.sparse_y_true else y[:-1]
-    outputs = y_pred if metric.sparse_y_pred else y_pred[:-1]
-    has_one_more = len(outputs) == len(labels) + 1 and outputs[-1] == 1
-    return (
-        labels[1:] == outputs[1:]
-        or (labels[1:] == outputs[1:-1] and has_one_more)
-    ) and weights_rank in (None, len(labels))
-
-
 def _fits_squeezed(y: Shape, y_pred: Shape) -> bool:
     """Returns whether ranks are equal once Keras has adapted the last axis."""
-    if len(y) == len(y_pred) + 1:
-        return y[-1] == 1
-    if len(y_pred) == len(y) + 1:
-        return y_pred[-1] == 1
-    return len(y) == len(y_pred)
+    small, large = sorted((y, y_pred), key=len)
+    missing = len(large) - len(small)
+    return not missing or (missing == 1 and large[-1] == 1)
 
 
 def _fits_sparse(y: Shape, y_pred: Shape) -> bool:

@@ -141,48 +141,12 @@ def test_layer_flops_unknown_length_counts_as_one():
     assert flops(layers.LSTM(8), spec(None, 3)) == pytest.approx(step, rel=0.02)
 
 
-# ------------------------------------------------------------ nested layers
-
-
 def test_layer_flops_unused_results_are_not_counted():
     def waste(x):
         _ = x @ tf.ones((4, 100))
         return x + 1
 
     assert flops(Call(waste), spec(4)) == 4
-
-
-@pytest.mark.parametrize(
-    ("layer", "input_spec"),
-    [
-        (layers.Dense(5), spec(3)),
-        (layers.Conv2D(5, 3, strides=2, padding="same"), spec(9, 9, 4)),
-        (layers.SeparableConv2D(5, 3), spec(8, 8, 4)),
-        (layers.MaxPooling2D(2), spec(8, 8, 4)),
-        (layers.Softmax(), spec(7, 5)),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_layer_flops_equals_tensorflow_profiler(layer, input_spec):
-    layer(input_spec)
-    example = tf.TensorSpec((1, *input_spec.shape[1:]))
-    graph = tf.function(layer).get_concrete_function(example).graph
-    profiler = tf.compat.v1.profiler
-    options = profiler.ProfileOptionBuilder(
-        profiler.ProfileOptionBuilder.float_operation()
-    ).with_empty_output()
-    profile = profiler.profile(graph, cmd="op", options=options.build())
-    assert layer_flops(layer, input_spec) == profile.total_float_ops
-
-
-# ------------------------------------------------------------- side effects
-
-
-def test_layer_flops_variable_of_another_layer_is_not_drawn():
-    embedding = built(layers.Embedding(50, 8), spec(7, dtype="int32"))
-    tied = Call(lambda x: x @ keras.ops.transpose(embedding.embeddings))
-    assert flops(tied, spec(8)) == 2 * 8 * 50
-    assert embedding.embeddings._value is None
 
 
 # ----------------------------------------------------------- the user's own
