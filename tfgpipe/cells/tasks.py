@@ -125,13 +125,12 @@ class CellTasks:
         self._metrics = [p for p in results if p[0].ref() in updated]
         if not self._results:
             self._results, self._metrics = results, []
-        self._metric_state: set[Hashable] = set()
+        of_metrics = metric_state if self._metrics else ()
+        self._metric_state = {
+            t.ref() for v, t in part.traced.state if id(v) in of_metrics
+        }
         self.for_metrics: list[tf.Tensor] = []  # what `metrics` takes
         if self._metrics:
-            state = part.traced.state
-            self._metric_state = {
-                t.ref() for v, t in state if id(v) in metric_state
-            }
             self.for_metrics = functions.taken_by(
                 [t for _, t in self._metrics], [t for _, t in self._results]
             )

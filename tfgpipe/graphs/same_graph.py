@@ -142,10 +142,7 @@ def part_key(part: Part, facts: Any, in_process: bool = True) -> str:
             [i for i, op in enumerate(operations) if op.name in part.backward],
             [writer.number[op.name] for op in operations if is_sum(op)],
             [writer.number[op.name] for op in part.effects],
-            [
-                f.tobytes() if isinstance(f, np.ndarray) else f
-                for f in tf.nest.flatten(facts)
-            ],
+            tf.nest.flatten(facts),
         ]
     )
 
