@@ -8,12 +8,6 @@ def all_pairs(**values):
 
     Most faults need one factor or two: Kuhn et al., "Software Fault
     Interactions and Implications for Software Testing", 2004.
-
-    Args:
-        **values: The values of each factor.
-
-    Returns:
-        Dicts, the same ones in the same order every time.
     """
     points = [
         dict(zip(values, point))

@@ -50,16 +50,7 @@ def assert_close(found, expected, rtol=1e-10):
 
 
 def check(make, x, y, points, reference=keras.Sequential, **arguments):
-    """Compares pipelines of (K, M) with Keras.
-
-    Args:
-        make: Returns new layers.
-        x: Inputs.
-        y: Labels.
-        points: Pairs of K and M.
-        reference: Makes a model of plain Keras of the layers.
-        **arguments: Those of `compile` and of `trained`.
-    """
+    """Compares pipelines of (K, M) with Keras."""
     expected = trained(make, reference, x, y, **arguments)
     for k, m in points:
         assert_close(trained(make, pipeline(k, m), x, y, **arguments), expected)

@@ -3,6 +3,7 @@
 import keras
 from keras import layers as kl
 from keras import ops
+from kinds import ROWS, Kind, normal
 
 
 def unet():
@@ -85,15 +86,6 @@ def reused():
     tail = keras.Model(h, to_b.output)
     ends = [circle(b), to_b(to_a.outputs[0]), to_b.output - tail(b), h]
     return keras.Model([a, b], kl.Concatenate()([*ends, circle.output]))
-
-
-def normalized():
-    """Batch norm and dropout, one with `training` in the graph."""
-    x = keras.Input((5,))
-    h = kl.BatchNormalization()(kl.Dense(4)(x))
-    h = kl.Dropout(0.5, seed=1)(h, training=False)
-    h = kl.Add()([h, kl.Dropout(0.3, seed=2)(h)])
-    return keras.Model(x, kl.Dense(2)(h))
 
 
 def unmasked():
@@ -184,29 +176,6 @@ def closure_beside():
     scale = Scale()
     scale.build((None, 4))
     return _beside(kl.Lambda(lambda x: x * scale.scale), scale)
-
-
-class Late(kl.Layer):
-    """Calls one layer in two branches, in an order that its graph lacks."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense, self.first, self.last = (kl.Dense(4) for _ in range(3))
-        self.norm = kl.SpectralNormalization(self.dense)
-
-    def build(self, shape):
-        for layer in (self.dense, self.first, self.last, self.norm):
-            layer.build(shape)
-
-    def call(self, x):
-        shallow = self.dense(x)
-        return self.norm(self.last(self.first(x))) + shallow
-
-
-def opened_beside():
-    """Such a layer, which is opened."""
-    x = keras.Input((4,))
-    return keras.Model(x, kl.Dense(5)(Late()(x)))
 
 
 class Mixed(kl.Layer):
@@ -300,19 +269,6 @@ def encoder(num_blocks=2):
     return keras.Model(x, kl.Dense(2)(h[:, 0]))
 
 
-class Noise(kl.Layer):
-    """Adds what it draws from a generator, maybe another layer's."""
-
-    def __init__(self, generator, **kwargs):
-        super().__init__(**kwargs)
-        self.generator = generator
-
-    def call(self, x, training=None):
-        if not training:
-            return x
-        return x + keras.random.normal(ops.shape(x), seed=self.generator)
-
-
 class CTCLoss(kl.Layer):
     """Adds the loss of texts in pictures, as in the readers of captchas."""
 
@@ -330,3 +286,74 @@ def captcha():
     x = keras.Input((6, 4))
     logits = kl.Dense(5)(kl.Conv1D(6, 3, activation="tanh")(x))
     return keras.Model([labels, x], CTCLoss()(labels, logits))
+
+
+# -------------------------------------------------------- how they are trained
+def ids(length, size):
+    return lambda rng: rng.integers(0, size, (ROWS, length))
+
+
+def several(*parts):
+    return lambda rng: [part(rng) for part in parts]
+
+
+def by_name(**parts):
+    return lambda rng: {name: part(rng) for name, part in parts.items()}
+
+
+def losses():
+    return {
+        "loss": {"value": "mse", "label": "mae"},
+        "loss_weights": {"value": 0.5, "label": 2.0},
+        "metrics": {"label": ["mse"]},
+    }
+
+
+def more_than_its_layers():
+    """A nested model that does more than its layers."""
+    x = keras.Input((5,))
+    inner = keras.Sequential([keras.Input((5,)), kl.Dense(5)])
+    inner.activity_regularizer = keras.regularizers.L2(0.1)
+    call = inner.call
+    inner.call = lambda *args, **kwargs: 2 * call(*args, **kwargs)
+    return keras.Model(x, kl.Dense(2)(inner(x)))
+
+
+pair = several(normal(4), normal(4))
+outputs = by_name(value=normal(2), label=normal(3))
+FUNCTIONAL = {
+    "unet": Kind(unet, normal(8, 8, 2), normal(8, 8, 1)),
+    "residual": Kind(residual, normal(5), normal(2)),
+    "siamese": Kind(siamese, pair, normal(1)),
+    "dicts": Kind(dicts, by_name(z=normal(3), a=normal(2)), outputs, losses),
+    "translator": Kind(translator, several(ids(6, 9), ids(5, 9)), normal(5, 3)),
+    "nested": Kind(nested, ids(4, 9), normal(8)),
+    "reused": Kind(reused, pair, normal(20)),
+    "masked_inside": Kind(masked_inside, ids(6, 9), normal(2)),
+    "unmasked": Kind(
+        unmasked,
+        ids(6, 9),
+        several(normal(6, 2), normal(6, 4), normal(6, 3)),
+        lambda: {"loss": ["mse"] * 3},
+    ),
+    "captcha": Kind(
+        captcha,
+        several(lambda rng: 1 + ids(2, 4)(rng), normal(6, 4)),
+        normal(4, 5),
+    ),
+    "opened": Kind(encoder, normal(5, 4), normal(2)),
+    "more_than_its_layers": Kind(more_than_its_layers, normal(5), normal(2)),
+    "wrong_length": Kind(
+        wrong_length, several(normal(2, 4), normal(5, 4)), normal(5, 2)
+    ),
+    # Branches that share state are called in the order of Keras.
+    "normed_beside": Kind(normed_beside, normal(4), normal(5)),
+    "closure_beside": Kind(closure_beside, normal(4), normal(5)),
+}
+# The largest M at which they have Keras's numbers, if it is not 3.
+MOST = {
+    **dict.fromkeys(
+        ("captcha", "opened", "normed_beside", "closure_beside"), 1
+    ),
+    **dict.fromkeys(("more_than_its_layers", "wrong_length"), 2),
+}

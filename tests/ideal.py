@@ -32,18 +32,11 @@ from typing import NamedTuple
 
 
 class Ideal(NamedTuple):
-    """What a schedule reaches for cells of equal cost, if nothing is lost.
+    """What a schedule reaches for cells of equal cost, if nothing is lost."""
 
-    Attributes:
-        length: Time of all tasks together, as `Schedule.length` gives it.
-        bubble: Share of it in which the devices idle, as `Schedule.bubble`.
-        held: By device, the most micro-batches that it holds, once a cell, as
-            `Schedule.held`. In a V, devices may hold up to two fewer.
-    """
-
-    length: float
+    length: float  # as `Schedule.length` gives it
     bubble: float
-    held: list[int]
+    held: list[int]  # by device; in a V, they may hold up to two fewer
 
 
 def _ideal(length: float, work: float, held: list[int]) -> Ideal:

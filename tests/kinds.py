@@ -32,19 +32,12 @@ ROWS = 19  # in batches of 8: 8, 8 and a last one of 3 rows
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How to train one kind of model.
-
-    Attributes:
-        layers: Returns new layers.
-        x: Returns the inputs of `ROWS` rows.
-        y: Returns the labels.
-        compile: Further arguments of `compile`.
-        fit: Further arguments of `fit`.
-    """
+    """How to train one kind of model."""
 
     layers: Callable[[], list[Any]]
-    x: Callable[[np.random.Generator], Any]
+    x: Callable[[np.random.Generator], Any]  # of `ROWS` rows
     y: Callable[[np.random.Generator], Any]
+    # Further arguments of `compile` and of `fit`.
     compile: Callable[[], dict[str, Any]] = lambda: {"loss": "mse"}
     fit: Callable[[np.random.Generator], dict[str, Any]] = lambda rng: {}
 

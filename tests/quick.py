@@ -8,10 +8,6 @@ def quick(cases, chosen):
 
     What they test is tested by those that are, at another point or by another
     name of the same kind.
-
-    Args:
-        cases: Values of one argument, or tuples of several.
-        chosen: Some of them.
     """
     cases, chosen = list(cases), list(chosen)
     assert all(case in cases for case in chosen)

@@ -30,7 +30,7 @@ from tools.results import __main__ as results
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = ["README.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-READ_FIRST = ["README.md", "docs/guide.md", "docs/exactness.md"]
+READ_FIRST = ["README.md", "docs/guide.md"]
 
 
 def text(page):
@@ -42,7 +42,6 @@ COMMANDS = {
     "tools.bench": bench.COMMANDS,
     "tools.results": results.COMMANDS,
 }
-PACKAGES = ["tfgpipe", "models", "params", "tools"]
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -137,31 +136,21 @@ def test_page_is_read_at_once():
     assert not {p: n for p, n in lines.items() if n > 250}
 
 
-def modules_with_examples(package):
-    names = [
-        m.name
-        for m in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")
+@pytest.mark.parametrize("package", ["models", "params", "tools"])
+def test_docstring_examples_run(package):
+    """Those of the library are run by pytest itself."""
+    found = [
+        module.name
+        for module in pkgutil.walk_packages(
+            [str(ROOT / package)], f"{package}."
+        )
+        if ">>> " in text(find_spec(module.name).origin)
     ]
-    return [
-        name
-        for name in [package, *names]
-        if ">>> " in pathlib.Path(find_spec(name).origin).read_text("utf-8")
-    ]
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_docstring_examples_run(package, pytestconfig):
-    if package in pytestconfig.getini("testpaths"):
-        # Pytest runs them by itself.
-        assert "--doctest-modules" in pytestconfig.getini("addopts")
-        return
-    modules = modules_with_examples(package)
-    assert modules
-    for name in modules:
+    assert found
+    for name in found:
         module = importlib.import_module(name)
         result = doctest.testmod(module, optionflags=DOCTEST_FLAGS)
-        assert result.attempted
-        assert not result.failed, name
+        assert result.attempted and not result.failed, name
 
 
 # -------------------------------------------------------------------- links
@@ -252,11 +241,13 @@ def test_commands_exist(page):
         "python": check_python,
         "pip": check_pip,
         "tfgpipe": lambda words: check_flags("tfgpipe", words),
-        "wc": check_wc,
     }
     for command in commands(page):
         program, *words = shlex.split(command)
         if command == "python3 -m venv .venv":  # what the others are from
+            continue
+        if program == "wc":
+            assert all((ROOT / path).is_file() for path in words[1:])
             continue
         check[program.removeprefix(".venv/bin/")](words)
 
@@ -321,23 +312,13 @@ def check_train(arguments):
 
 
 def check_pip(words):
+    """Of what `setup.py` requires, or of the checkout with its extras."""
     command, *what = words
     assert command == "install"
-    if what[0] == "--no-deps":
-        what = what[1:]
-    requirements = text("setup.py")
-    if all(f'"{word}"' in requirements for word in what):
-        return
-    found = re.fullmatch(r"(?:-e )?\.(?:\[([\w,]+)\])?", " ".join(what))
-    assert found
-    extras = found[1].split(",") if found[1] else []
-    assert all(f'"{extra}": ' in requirements for extra in extras)
-
-
-def check_wc(words):
-    flag, *paths = words
-    assert flag == "-l"
-    assert all((ROOT / path).is_file() for path in paths)
+    what = " ".join(word for word in what if word not in ("-e", "--no-deps"))
+    extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
+    named = (extras[1] or "").split(",") if extras else what.split()
+    assert all(f'"{name}"' in text("setup.py") for name in named if name)
 
 
 @pytest.mark.parametrize(
@@ -424,22 +405,9 @@ def test_table_of_packages_has_all_modules_in_the_order_of_imports():
     assert sorted(shown) == sorted(set(MODULES) - interfaces)
 
 
-def test_hour_of_reading_takes_no_longer():
-    (words,) = map(shlex.split, commands_of_chapter("An hour"))
-    lines = [text(path).count("\n") for path in words[2:]]
-    assert sum(lines) <= 1975
-
-
 def commands_of_chapter(name):
     shell = re.findall(r"```sh\n(.*?)```", code_chapter(name), re.DOTALL)
     return "".join(shell).replace("\\\n", " ").splitlines()
-
-
-def test_mini_batch_walks_through_few_modules_and_back_to_one():
-    modules = [module for module, _ in named_functions(walk())]
-    assert len(set(modules)) <= 21
-    again = {m for i, m in enumerate(modules) if m in modules[:i]}
-    assert again == {"run/pipeline", "run/mini_batch"}
 
 
 def walk():

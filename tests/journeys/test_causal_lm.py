@@ -70,32 +70,3 @@ def test_language_model_of_a_preset_learns_and_writes(tmp_path):
     for again in (from_preset, from_file):
         again.compile(sampler="greedy")
         assert again.generate(PROMPTS) == texts
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
-def test_adapters_of_a_preset_learn_alone(tmp_path):
-    preset = str(tmp_path / "preset")
-    tiny_presets.gpt2().save_to_preset(preset)
-    plain = models.CausalLM.from_preset(preset)
-    pipeline = tfgpipe.load_preset("CausalLM", preset, 2, 2)
-    for model, task in ((plain, plain), (pipeline, pipeline.model)):
-        keras.utils.set_random_seed(2)
-        task.backbone.enable_lora(2)
-        model.compile(keras.optimizers.SGD(0.1), sampler="greedy")
-        model.fit(TEXTS, batch_size=4, epochs=2, shuffle=False, verbose=0)
-    assert_close(pipeline.history.history, plain.history.history, 1e-5)
-    assert len(pipeline.trainable_weights) == len(plain.trainable_weights)
-    assert_close(weights(pipeline), weights(plain), 1e-5)
-
-    # Export what was learnt, and keep it.
-    tokens, _, _ = plain.preprocessor(TEXTS)
-    tokens = {name: tf.cast(ids, "int32") for name, ids in tokens.items()}
-    served = exported(tmp_path, plain, pipeline)
-    assert_close(served[1].serve(tokens), served[0].serve(tokens), 1e-4)
-    texts = plain.generate(PROMPTS)
-    assert pipeline.generate(PROMPTS) == texts
-    pipeline.save_to_preset(str(tmp_path / "trained"))
-    again = models.CausalLM.from_preset(str(tmp_path / "trained"))
-    again.compile(sampler="greedy")
-    assert again.generate(PROMPTS) == texts

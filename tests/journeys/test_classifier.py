@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny import assert_close, assert_same, exported, weights
+from journey import assert_journey
+from tiny import assert_close, assert_same, weights
 
 import tfgpipe
 
@@ -17,6 +18,7 @@ LABELS = np.array([0, 1, 2, 3, 0, 1, 2, 3])
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+@pytest.mark.filterwarnings("ignore:.*was not called")  # KerasHub's
 def test_classifier_of_a_preset_becomes_one_of_other_classes(tmp_path):
     keras.config.set_floatx("float64")
     preset = str(tmp_path / "preset")
@@ -39,44 +41,24 @@ def test_classifier_of_a_preset_becomes_one_of_other_classes(tmp_path):
     assert_same(weights(pipeline), weights(plain))
 
     # Train it as KerasHub has compiled it, on texts.
-    fit = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    fit = {"x": TEXTS, "y": LABELS, "batch_size": 4}
     for model in (plain, pipeline):
-        model.fit(TEXTS, LABELS, epochs=2, **fit)
-    assert_close(pipeline.history.history, plain.history.history)
-    assert_close(weights(pipeline), weights(plain))
-
-    assert_close(
-        pipeline.evaluate(TEXTS, LABELS, batch_size=4, verbose=0),
-        plain.evaluate(TEXTS, LABELS, batch_size=4, verbose=0),
-    )
-    expected = plain.predict(TEXTS, verbose=0)
-    assert_close(pipeline.predict(TEXTS, verbose=0), expected)
-
-    # Save it, load it with other numbers of cells, and go on.
-    path = str(tmp_path / "classifier.keras")
-    pipeline.save(path)
-    plain.fit(TEXTS, LABELS, **fit)
-    loaded = tfgpipe.load_model(path, num_partitions=3)
-    assert len(loaded.cells()) == 3
-    assert_close(loaded.predict(TEXTS, verbose=0), expected)
-    loaded.fit(TEXTS, LABELS, **fit)
-    assert_close(weights(loaded), weights(plain))
-
-    # Export it, and serve tokens.
+        model.fit(epochs=2, shuffle=False, verbose=0, **fit)
     tokens = plain.preprocessor(TEXTS)
-    tokens = {name: tf.cast(ids, "int32") for name, ids in tokens.items()}
-    served = exported(tmp_path, plain, loaded)
-    assert_close(served[1].serve(tokens), served[0].serve(tokens))
+    loaded = assert_journey(
+        tmp_path,
+        plain,
+        pipeline,
+        fit,
+        (TEXTS, LABELS),
+        lambda model: model.predict(TEXTS, verbose=0),
+        {name: tf.cast(ids, "int32") for name, ids in tokens.items()},
+    )
 
-    # Leave: a preset of KerasHub, and a file of plain Keras.
-    expected = plain.predict(TEXTS, verbose=0)
+    # Leave: a preset of KerasHub.
     loaded.save_to_preset(str(tmp_path / "trained"))
     again = models.TextClassifier.from_preset(
         str(tmp_path / "trained"), dtype="float64"
     )
-    assert_close(again.predict(TEXTS, verbose=0), expected)
-    loaded.model.save(str(tmp_path / "plain.keras"))
-    with pytest.warns(UserWarning, match="was not called"):  # KerasHub's
-        again = keras.saving.load_model(str(tmp_path / "plain.keras"))
-    assert type(again) is type(plain)
+    expected = plain.predict(TEXTS, verbose=0)
     assert_close(again.predict(TEXTS, verbose=0), expected)

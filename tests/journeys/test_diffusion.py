@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from journey import assert_journey
 from keras import layers as kl
-from tiny import assert_close, exported, weights
 
 import tfgpipe
 
@@ -96,30 +96,12 @@ def test_diffusion_model_learns_and_draws(tmp_path):
         model.fit(
             data, validation_data=data, epochs=2, shuffle=False, verbose=0
         )
-    assert_close(pipeline.history.history, plain.history.history)
-    assert_close(weights(pipeline), weights(plain))
-    assert_close(
-        pipeline.evaluate(data, verbose=0), plain.evaluate(data, verbose=0)
+    assert_journey(
+        tmp_path,
+        plain,
+        pipeline,
+        {"x": data},
+        data,
+        drawn,
+        [tf.constant(pictures[:2]), tf.ones((2, 1, 1, 1), "float64")],
     )
-    expected = drawn(plain)
-    assert_close(drawn(pipeline), expected)
-
-    # Save it, load it with other numbers of cells, and go on.
-    path = str(tmp_path / "diffusion.keras")
-    pipeline.save(path)
-    plain.fit(data, shuffle=False, verbose=0)
-    loaded = tfgpipe.load_model(path, num_partitions=3)
-    assert_close(drawn(loaded), expected)
-    loaded.fit(data, shuffle=False, verbose=0)
-    assert_close(weights(loaded), weights(plain))
-
-    # Serve it.
-    inputs = [tf.constant(pictures[:2]), tf.ones((2, 1, 1, 1), "float64")]
-    served = exported(tmp_path, plain, loaded)
-    expected, found = (model.serve(inputs) for model in served)
-    assert_close(found, expected)
-
-    # Leave: the net of plain Keras, without the class.
-    loaded.model.save(str(tmp_path / "plain.keras"))
-    again = keras.saving.load_model(str(tmp_path / "plain.keras"))
-    assert_close(drawn(again), drawn(plain))

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from journey import assert_journey
 from keras import layers as kl
-from tiny import assert_close, exported, weights
 
 import tfgpipe
 
@@ -115,30 +115,13 @@ def test_student_learns_from_a_teacher(tmp_path):
             validation_data=(x[40:], y[40:]),
             verbose=0,
         )
-    assert_close(pipeline.history.history, plain.history.history)
-    assert_close(weights(pipeline), weights(plain))
-    assert_close(
-        pipeline.evaluate(x, y, verbose=0), plain.evaluate(x, y, verbose=0)
+    # The student needs no teacher where it is served, and in plain Keras.
+    assert_journey(
+        tmp_path,
+        plain,
+        pipeline,
+        {"x": x, "y": y, "batch_size": 16},
+        (x, y),
+        lambda model: model.predict(x, verbose=0),
+        tf.constant(x),
     )
-    expected = plain.predict(x, verbose=0)
-    assert_close(pipeline.predict(x, verbose=0), expected)
-
-    # Save it with its teacher; load it with other numbers of cells; go on.
-    path = str(tmp_path / "student.keras")
-    pipeline.save(path)
-    plain.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-    loaded = tfgpipe.load_model(path, num_partitions=3)
-    assert_close(loaded.predict(x, verbose=0), expected)
-    loaded.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-    assert_close(weights(loaded), weights(plain))
-
-    # Serve the student, which needs no teacher.
-    served = exported(tmp_path, plain, loaded)
-    expected, found = (model.serve(tf.constant(x)) for model in served)
-    assert_close(found, expected)
-
-    # Leave: a student of plain Keras.
-    loaded.model.save(str(tmp_path / "plain.keras"))
-    again = keras.saving.load_model(str(tmp_path / "plain.keras"))
-    assert isinstance(again, keras.Model)
-    assert_close(again.predict(x, verbose=0), expected)

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from journey import assert_journey
 from keras import layers as kl
-from tiny import assert_close, exported, weights
 
 import tfgpipe
 
@@ -62,55 +62,26 @@ def test_recommender_is_trained_and_served(tmp_path):
             weighted_metrics={"rating": ["mae"]},
         )
 
-    # Train, keep the best.
-    best = str(tmp_path / "best.keras")
     for model in (plain, pipeline):
-        callbacks = [keras.callbacks.EarlyStopping("val_loss", patience=2)]
-        if model is pipeline:
-            callbacks += [keras.callbacks.ModelCheckpoint(best)]
         model.fit(
             data,
             validation_data=data.take(2),
             epochs=3,
-            callbacks=callbacks,
+            callbacks=[keras.callbacks.EarlyStopping("val_loss", patience=2)],
             shuffle=False,
             verbose=0,
         )
-    assert_close(pipeline.history.history, plain.history.history)
-    assert_close(weights(pipeline), weights(plain))
-
-    expected = plain.evaluate(data, return_dict=True, verbose=0)
-    found = pipeline.evaluate(data, return_dict=True, verbose=0)
-    assert_close(found, expected)
-
-    expected = plain.predict(x, verbose=0)
-    found = pipeline.predict(x, verbose=0)
-    assert_close(found, expected)
-
-    # Load it with other numbers of cells, and go on.
-    plain.fit(data, shuffle=False, verbose=0)
-    loaded = tfgpipe.load_model(best, num_partitions=3)
-    assert len(loaded.cells()) == 3
-    loaded.fit(data, shuffle=False, verbose=0)
-    assert_close(weights(loaded), weights(plain))
-
-    # Serve it.
-    x = {
+    served = {
         "user": tf.constant([3, 5]),
         "film": tf.constant([8, 9]),
         "genres": tf.constant(x["genres"][:2]),
     }
-    served = exported(tmp_path, plain, loaded)
-    expected, found = (model.serve(x) for model in served)
-    assert_close(found, expected)
-    signatures = [model.signatures["serving_default"] for model in served]
-    expected, found = (s.structured_input_signature for s in signatures)
-    assert found == expected
-
-    # Leave for plain Keras.
-    loaded.model.save(str(tmp_path / "plain.keras"))
-    again = keras.saving.load_model(str(tmp_path / "plain.keras"))
-    assert_close(
-        again.predict(x, verbose=0)["rating"],
-        plain.predict(x, verbose=0)["rating"],
+    assert_journey(
+        tmp_path,
+        plain,
+        pipeline,
+        {"x": data},
+        data,
+        lambda model: model.predict(x, verbose=0),
+        served,
     )

@@ -4,23 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
 
 from models.attention_layers import CrossAttention, SelfAttention
-from models.transformer_block import TransformerBlock
-from models.transformer_layers import (
-    FeedForward,
-    Logits,
-    TokenEmbedding,
-    sinusoids,
-)
-from models.translation_layers import (
-    DecoderLayer,
-    EncoderLayer,
-    EncoderNorm,
-    PairEmbedding,
-    TargetLogits,
-)
+from models.transformer_layers import FeedForward, TokenEmbedding, sinusoids
 
 DIM, HEADS, HEAD_DIM = 6, 3, 4
 # Not all positions of a row are seen; those that are need not be first.
@@ -43,62 +29,6 @@ def randomize(layer, scale=1.0):
 
 def ids(*shape, high=9):
     return np.random.default_rng(0).integers(1, high, shape).astype("int32")
-
-
-# One of each class, with what it is called on.
-LAYERS = {
-    "token embedding": (lambda: TokenEmbedding(9, 6, 5, 0.2), ids(2, 5)),
-    "feed-forward": (lambda: FeedForward(6, 8, 0.5, 0.2), normal(2, 5, 6)),
-    "logits": (lambda: Logits(9, 2.0), normal(2, 5, 6)),
-    "self-attention": (
-        lambda: SelfAttention(6, 3, 4, 0.2, causal=True),
-        normal(2, 5, 6),
-    ),
-    "block": (
-        lambda: TransformerBlock(6, 3, 4, 8, 0.5, 0.2),
-        normal(2, 5, 6),
-    ),
-    "pair embedding": (
-        lambda: PairEmbedding(9, 6, 5, 0.2),
-        (ids(2, 5), ids(2, 4)),
-    ),
-}
-BOUNDARY = normal(2, 5, 6), VISIBLE, normal(2, 4, 6, seed=1), VISIBLE[:, :4]
-LAYERS |= {
-    "encoder": (lambda: EncoderLayer(6, 3, 4, 8, 0.5, 0.2), BOUNDARY),
-    "encoder norm": (EncoderNorm, BOUNDARY),
-    "decoder": (lambda: DecoderLayer(6, 3, 4, 8, 0.5, 0.2), BOUNDARY),
-    "target logits": (lambda: TargetLogits(9, 2.0), BOUNDARY),
-}
-
-
-def layer_and_inputs(name, dtype=None):
-    make, inputs = LAYERS[name]
-    layer = make()
-    if dtype:
-        layer = type(layer).from_config({**layer.get_config(), "dtype": dtype})
-    return layer, keras.tree.map_structure(ops.convert_to_tensor, inputs)
-
-
-def flat(nest):
-    return keras.tree.flatten(nest)
-
-
-# --------------------------------------------------------------- every layer
-
-
-def test_mixed_precision_computes_in_bfloat16_near_float32():
-    for name in LAYERS:
-        exact, inputs = layer_and_inputs(name)
-        layer, _ = layer_and_inputs(name, "mixed_bfloat16")
-        expected = flat(exact(inputs))
-        layer(inputs)
-        layer.set_weights(exact.get_weights())
-        assert {w.dtype for w in layer.weights} == {"float32"}, name
-        for a, b in zip(flat(layer(inputs)), expected, strict=True):
-            assert a.dtype == ("bool" if b.dtype == "bool" else "bfloat16")
-            a, b = (ops.cast(x, "float32") for x in (a, b))
-            np.testing.assert_allclose(a, b, rtol=0.03, atol=0.06, err_msg=name)
 
 
 # ----------------------------------------------------------------- positions
@@ -140,64 +70,12 @@ def test_feed_forward_is_prenorm_with_a_shortcut():
     np.testing.assert_allclose(layer(x), x + hidden @ w2 + b2, rtol=1e-10)
 
 
-# -------------------------------------------------------------------- logits
-
-
 # ----------------------------------------------------------------- attention
-def attend(layer, h, memory, visible):
-    """Multi-head attention in NumPy; `visible` is (batch, queries, keys)."""
-    inner = layer.attention
-
-    def project(dense, x):
-        kernel, bias = (np.asarray(w) for w in dense.weights)
-        return np.einsum("btd,dnh->bnth", x, kernel) + bias[:, None]
-
-    q = project(inner.query_dense, h)
-    k = project(inner.key_dense, memory)
-    v = project(inner.value_dense, memory)
-    scores = np.einsum("bnth,bnsh->bnts", q, k) / np.sqrt(layer.head_dim)
-    scores = np.where(visible[:, None], scores, -np.inf)
-    share = np.exp(scores - scores.max(-1, keepdims=True))
-    share /= share.sum(-1, keepdims=True)
-    kernel, bias = (np.asarray(w) for w in inner.output_dense.weights)
-    found = np.einsum("bnts,bnsh->btnh", share, v)
-    return np.einsum("btnh,nhd->btd", found, kernel) + bias
 
 
 def randomized(layer, *shapes):
     layer.build(*shapes)
     return randomize(layer, 0.7)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("visible", [None, VISIBLE])
-@pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_sees_what_it_may(causal, visible):
-    layer = SelfAttention(DIM, HEADS, HEAD_DIM, causal=causal)
-    x = normal(2, 5, DIM)
-    randomized(layer, x.shape)
-    seen = np.ones((2, 5, 5), bool)
-    if causal:
-        seen &= np.tril(seen)
-    if visible is not None:
-        seen &= visible[:, None, :]
-    gamma, beta = layer.norm.get_weights()
-    h = layer_norm(x, gamma, beta)
-    expected = x + attend(layer, h, h, seen)
-    found = layer(x, visible=visible)
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.usefixtures("float64")
-def test_cross_attention_sees_the_visible_part_of_the_memory():
-    layer = CrossAttention(DIM, HEADS, HEAD_DIM)
-    x, memory = (normal(2, n, DIM, seed=n) for n in (4, 5))
-    randomized(layer, x.shape, memory.shape)
-    seen = np.broadcast_to(VISIBLE[:, None, :], (2, 4, 5))
-    h = layer_norm(x, *layer.norm.get_weights())
-    expected = x + attend(layer, h, memory, seen)
-    found = layer(x, memory, visible=VISIBLE)
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def gradients(layer, compute, *arrays):
@@ -213,7 +91,7 @@ def gradients(layer, compute, *arrays):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
-def test_gradients_of_attention_are_those_of_keras(kind):
+def test_attention_and_its_gradients_are_those_of_keras(kind):
     x, memory = (normal(2, n, DIM, seed=n) for n in (4, 5))
     if kind == "cross":
         layer = CrossAttention(DIM, HEADS, HEAD_DIM)
@@ -233,9 +111,11 @@ def test_gradients_of_attention_are_those_of_keras(kind):
             use_causal_mask=kind == "causal",
         )
 
+    computes = (lambda *x: layer(*x, visible=VISIBLE)), keras_attention
+    outputs = [compute(*inputs) for compute in computes]
+    np.testing.assert_allclose(*outputs, rtol=1e-9, atol=1e-9)
     found, expected = (
-        gradients(layer, compute, *inputs)
-        for compute in (lambda *x: layer(*x, visible=VISIBLE), keras_attention)
+        gradients(layer, compute, *inputs) for compute in computes
     )
     assert len(found) == len(inputs) + 10  # two of the norm, four dense layers
     for one, other in zip(found, expected, strict=True):

@@ -13,248 +13,144 @@ import json
 from typing import Any
 
 Options = dict[str, Any]
-HOLDERS = {
-    "bidirectional",
-    "outputs",
-    "self_attention",
-    "spectral",
-    "step",
-    "time_distributed",
-}
 # Options that tell kinds apart.
 DETAILS = (
     *("inner", "reads", "by", "renorm", "dtype", "which"),
     *("rule", "how", "place", "size", "axis", "made"),
 )
-TUPLES = "layers outputs frozen metrics weighted_metrics cells".split()
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A layer as plain data.
+    """A layer as plain data."""
 
-    Attributes:
-        name: Of the layer; others refer to it by this.
-        kind: Which function of `layer_kinds.py` makes it.
-        options: For that function.
-        takes: In a graph, the layers whose outputs it is called on.
-    """
-
-    name: str
-    kind: str
+    name: str  # others refer to it by this
+    kind: str  # which row of `layer_kinds.py` makes it
     options: Options = dataclasses.field(default_factory=dict)
-    takes: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()  # in a graph, the layers that it is called on
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """All that is random.
-
-    Attributes:
-        layers: The layers in order.
-        outputs: Of a functional model, the layers that give them; None where
-            the layers are a list.
-        inputs: What `x` is: "vector", "sequence", "image", "tokens", "dict", or
-            a "pair" of vectors, which may come by "names", or "bytes".
-        length: Of a sequence, where the model takes any; None for a usual one.
-        explicit_input: Whether the list begins with a `keras.Input`.
-        frozen: Names of layers whose `trainable` is set to False later.
-        unfreezes: Whether they are trained again when the model is built.
-        labels: What `y` holds, see `objectives.py`; None for what suits the
-            loss.
-        losses: Name of the loss; or a dict or list of them by output.
-        reduction: Of losses that are classes; None for their default.
-        loss_weights: As in `compile`.
-        metrics: Names.
-        weighted_metrics: Names.
-        weights: "rows", "positions", "classes" or None.
-        optimizer: Name, and "options" for it.
-        source: How the data comes, see `data_sources.py`.
-        rows: Of all data.
-        batch_size: Rows of a mini-batch.
-        epochs: Of `fit`.
-        infers: Whether to compare `validation_data`, `evaluate` and `predict`.
-        num_partitions: K.
-        cut_seed: Of `layers_per_cell`; 0 to have the cells balanced.
-        num_micro_batches: M.
-        num_replicas: R.
-        schedule: Its name.
-        remat: Name of the rule, or "mixed" for another one a cell.
-        weights_on: Where the pipelines have their weights.
-        head_parts: Into how many parts the rows go through their heads.
-        shards: How many devices compute each layer that has columns.
-        remat_groups: Groups a cell.
-        other_partitions: K of the second pipeline.
-        other_remat: Rule of the second pipeline.
-        other_micro_batches: M of a pipeline from a file; None for the same.
-        other_replicas: R of a pipeline from a file; None for the same.
-        cells: `layers_per_cell`, where K is their number; None to draw it.
-        override: What a subclass does itself, see `mid_run.OVERRIDES`; or
-            None.
-        toggle: What a callback changes after the first epoch: "learning_rate",
-            "trainable", "weights" or None.
-        bad_row: Of the data, which is NaN and whose mini-batch is skipped.
-        then: What else is checked: "another K", "file", "weights", "eager" or
-            None.
-        seed: Of weights and data.
-        dtype: Of all that is computed. TensorFlow has faster kernels for
-            "float32", and other rewrites of its graphs.
-        jit_compile: Whether XLA compiles the pipelines.
-    """
+    """All that is random."""
 
     layers: tuple[Spec, ...]
+    # Of a functional model, the layers that give them; None of a list.
     outputs: tuple[str, ...] | None = None
-    inputs: str = "vector"
-    length: int | None = None
-    explicit_input: bool = False
-    frozen: tuple[str, ...] = ()
-    unfreezes: bool = False
-    labels: str | None = None
-    losses: Any = "MeanSquaredError"
+    inputs: str = "vector"  # see `data_sources.py`
+    length: int | None = None  # of a sequence, where the model takes any
+    explicit_input: bool = False  # the list begins with a `keras.Input`
+    frozen: tuple[str, ...] = ()  # set to `trainable=False` when all are made
+    unfreezes: bool = False  # they are trained again when the model is built
+    labels: str | None = None  # see `objectives.py`; None for what suits
+    losses: Any = "MeanSquaredError"  # or a dict or list by output
     reduction: str | None = None
     loss_weights: Any = None
     metrics: tuple[str, ...] = ()
     weighted_metrics: tuple[str, ...] = ()
-    weights: str | None = None
+    weights: str | None = None  # "rows", "positions" or "classes"
     optimizer: Options = dataclasses.field(
         default_factory=lambda: {"name": "SGD"}
     )
-    source: str = "arrays"
+    source: str = "arrays"  # see `data_sources.py`
     rows: int = 6
     batch_size: int = 6
     epochs: int = 1
-    infers: bool = False
+    infers: bool = False  # compares validation, `evaluate` and `predict`
     num_partitions: int = 1
-    cut_seed: int = 0
+    cut_seed: int = 0  # of `layers_per_cell`; 0 to have the cells balanced
     num_micro_batches: int = 1
     num_replicas: int = 1
     schedule: str = "gpipe"
-    remat: str = "except_last"
+    remat: Any = "except_last"  # or "mixed", another rule a cell
     weights_on: str = "devices"
     head_parts: int = 1
-    shards: int = 1
+    shards: int = 1  # devices of each layer that has columns
     remat_groups: int = 1
+    # Of the second pipeline; M and R of one from a file, None for the same.
     other_partitions: int = 1
     other_remat: str = "except_last"
     other_micro_batches: int | None = None
     other_replicas: int | None = None
-    cells: tuple[int, ...] | None = None
-    override: str | None = None
-    toggle: str | None = None
-    bad_row: int | None = None
+    cells: tuple[int, ...] | None = None  # `layers_per_cell`, if K of them
+    override: str | None = None  # what a subclass does, see `mid_run.py`
+    toggle: str | None = None  # what a callback changes after an epoch
+    bad_row: int | None = None  # is NaN, and its mini-batch is skipped
+    # What else is checked: "another K", "file", "weights" or "eager".
     then: str | None = None
     seed: int = 0
-    dtype: str = "float64"
+    dtype: str = "float64"  # TensorFlow has other kernels for "float32"
     jit_compile: bool = False
 
     def __str__(self) -> str:
         """One line of JSON, without what has its default."""
-        found = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "layers":
-                found["layers"] = [_plain(spec) for spec in value]
-            elif value != _default(field):
-                found[field.name] = value
+        plain = dataclasses.asdict(Case(()))
+        found = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if value != plain[name]
+        }
+        found["layers"] = [
+            {key: value for key, value in spec.items() if value}
+            for spec in found["layers"]
+        ]
         return json.dumps(found)
 
     @classmethod
     def parse(cls, text: str) -> Case:
         """The inverse of `str(case)`."""
-        found = json.loads(text)
-        for spec in found["layers"]:
-            spec["takes"] = tuple(spec.get("takes", ()))
-        found["layers"] = [Spec(**spec) for spec in found["layers"]]
-        for name in TUPLES:
-            if found.get(name) is not None:
-                found[name] = tuple(found[name])
+        found = {
+            name: tuple(value)
+            if isinstance(value, list)
+            and name not in ("losses", "loss_weights")
+            else value
+            for name, value in json.loads(text).items()
+        }
+        found["layers"] = tuple(
+            Spec(**{**spec, "takes": tuple(spec.get("takes", ()))})
+            for spec in found["layers"]
+        )
         return cls(**found)
 
     def tags(self) -> list[str]:
         """The categories that the case is in, for the table."""
-        first = {s.name for s in self.layers if s.options.get("frozen")}
-        frozen = {*first, *self.frozen}
-        held = any(s.name in frozen and _holds(s) for s in self.layers)
         found = {
             *(f"layer {kind}" for kind in kinds_of(self.layers)),
-            *(["frozen in its constructor"] if first else []),
-            *(["frozen later"] if self.frozen else []),
-            *(["layers in a frozen layer"] if held else []),
             *(f"loss {name}" for name in flat(self.losses)),
-            *(f"metric {name}" for name in self.metrics),
-            *(f"metric {name}" for name in self.weighted_metrics),
+            *(f"metric {n}" for n in (*self.metrics, *self.weighted_metrics)),
             *(f"optimizer {k}" for k in self.optimizer.get("options", ())),
             f"optimizer {self.optimizer['name']}",
-            f"data {self.source}",
-            f"K {self.num_partitions}",
-            f"M {self.num_micro_batches}",
-            f"R {self.num_replicas}",
-            *(["functional"] if self.outputs else []),
-            *(["unfrozen"] if self.unfreezes else []),
-            *(["skips a mini-batch"] if self.bad_row is not None else []),
-            *(["alike cells"] if self.cells else []),
-            *(["micro-batches without rows"] if self._is_short else []),
         }
+        for name in ("bad_row", "cells", "frozen", "outputs"):
+            if getattr(self, name) not in (None, ()):
+                found.add(name)
         for name in (
-            "override toggle length other_micro_batches other_replicas".split()
-        ):
-            if getattr(self, name):
-                found.add(f"{name} {getattr(self, name)}")
-        for name in (
-            "inputs labels reduction weights schedule remat remat_groups then "
-            "weights_on shards dtype jit_compile"
+            "dtype head_parts inputs jit_compile labels length num_partitions "
+            "num_micro_batches num_replicas other_micro_batches other_replicas "
+            "override reduction remat remat_groups schedule shards source then "
+            "toggle unfreezes weights weights_on"
         ).split():
             found.add(f"{name} {getattr(self, name)}")
         return sorted(found)
 
-    @property
-    def _is_short(self) -> bool:
-        """Whether the last mini-batch has fewer rows than micro-batches."""
-        rest = self.rows % self.batch_size
-        keeps = self.source not in ("uneven", "remainder")
-        return keeps and 0 < rest < self.num_micro_batches
-
 
 def kinds_of(layers: Any) -> set[str]:
-    """The kinds of layers, inner ones too."""
+    """The kinds of layers, inner ones too, and what tells them apart."""
     found = set()
     kinds = {spec.name: spec.kind for spec in layers}
     for spec in layers:
         found.add(spec.kind)
         if spec.kind == "again" and spec.options["of"] in kinds:
             found.add(f"again of {kinds[spec.options['of']]}")
-        for inner in spec.options.get("layers", ()):
-            found.add(inner["kind"])
+        found |= {inner["kind"] for inner in spec.options.get("layers", ())}
         for name in DETAILS:
             if name in spec.options:
                 found.add(f"{spec.kind} of {spec.options[name]}")
     return found
 
 
-def _holds(spec: Spec) -> bool:
-    """Whether a layer has others inside, or reads others."""
-    plain = {"of", "inner", "layers"} & set(spec.options)
-    return bool(plain) or spec.kind in HOLDERS
-
-
 def flat(losses: Any) -> list[str]:
     """The names of all losses."""
     if isinstance(losses, str):
         return [losses]
-    values = losses.values() if isinstance(losses, dict) else losses
-    return list(values)
-
-
-def _plain(spec: Spec) -> Options:
-    found: Options = {"name": spec.name, "kind": spec.kind}
-    if spec.options:
-        found["options"] = spec.options
-    if spec.takes:
-        found["takes"] = spec.takes
-    return found
-
-
-def _default(field: dataclasses.Field) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+    return list(losses.values() if isinstance(losses, dict) else losses)

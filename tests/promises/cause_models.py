@@ -6,7 +6,6 @@ layer that is set before it is called.
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import functools
 import types
@@ -22,35 +21,22 @@ from keras import ops
 RNG = np.random.default_rng(0)
 ROWS, NUMBERS = RNG.normal(size=(8, 4)), RNG.normal(size=(8, 3))
 IDS = RNG.integers(0, 6, (8, 5))
-CLASSES = RNG.integers(0, 3, 8)
-ONE_HOT = np.eye(3)[CLASSES]
+ONE_HOT = np.eye(3)[RNG.integers(0, 3, 8)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """How to train one model.
+    """How to train one model."""
 
-    Attributes:
-        make: Returns new layers, or a model.
-        x: Inputs, 8 rows.
-        y: Labels.
-        loss: Its loss, or losses.
-        metrics: Its metrics.
-        cut: The layers of each of two cells; None for half of them each.
-        later: Is called with the layers, or the model, after the first step.
-        then: What further steps get, `train_on_batch`'s arguments.
-        splits: Whether several micro-batches have Keras's numbers, too.
-    """
-
-    make: Callable[[], Any]
+    make: Callable[[], Any]  # returns new layers, or a model
     x: Any
     y: Any
     loss: Any
     metrics: Any = None
-    cut: list[int] | None = None
-    later: Callable[[Any], None] | None = None
-    then: tuple[Any, ...] | None = None
-    splits: bool = True
+    cut: list[int] | None = None  # layers of two cells; None for halves
+    later: Callable[[Any], None] | None = None  # called after the first step
+    then: tuple[Any, ...] | None = None  # what further steps get
+    splits: bool = True  # several micro-batches have Keras's numbers, too
 
 
 CAUSES: dict[str, Cause] = {}
@@ -77,14 +63,6 @@ def own_loss(y, p):
     return keras.losses.categorical_crossentropy(y, p)
 
 
-def own_sparse_loss(y, p):
-    return keras.losses.sparse_categorical_crossentropy(y, p)
-
-
-def own_binary_loss(y, p):
-    return ops.sum(keras.losses.binary_crossentropy(y, p))
-
-
 def sure(activation="softmax", **kwargs):
     """Probabilities of 0 and 1, of which only the logits say more."""
     wide = keras.initializers.RandomNormal(stddev=40.0, seed=2)
@@ -94,11 +72,6 @@ def sure(activation="softmax", **kwargs):
 @cause(y=ONE_HOT, loss=own_loss, metrics=[own_loss])
 def softmax_and_own_loss():
     return [kl.Dense(4, "tanh"), sure()]
-
-
-@cause(y=ONE_HOT, loss=own_binary_loss)
-def sigmoid_and_own_loss():
-    return [kl.Dense(4, "tanh"), sure("sigmoid")]
 
 
 @cause(y=ONE_HOT, loss=own_loss, metrics=[own_loss])
@@ -139,13 +112,7 @@ class Inner(kl.Layer):
 
 
 class Outer(kl.Layer):
-    """Sets an attribute of the layer inside, calls it, and sets it back.
-
-    Args:
-        inner: The layer inside.
-        attribute: What of it is set.
-        value: Returns to what, by `x` and `training`.
-    """
+    """Sets an attribute of the layer inside, calls it, and sets it back."""
 
     def __init__(self, inner, attribute, value):
         super().__init__()
@@ -209,33 +176,20 @@ class Run(kl.Layer):
         return shape
 
 
-def between(set_mode, mode):
+@cause()
+def mode_of_a_shared_object():
     """Two layers around another; the second goes by what the first has set."""
+    mode = types.SimpleNamespace(factor=1.0)
 
     def write(x, training):
-        set_mode(2.0 if training else 3.0)
+        mode.factor = 2.0 if training else 3.0
         return x
 
     def read(x, training):
-        factor = mode()
-        set_mode(0.5)
+        factor, mode.factor = mode.factor, 0.5
         return factor * x
 
     return [kl.Dense(4), Run(write), kl.Dense(4), Run(read), kl.Dense(3)]
-
-
-@cause()
-def mode_of_a_shared_object():
-    mode = types.SimpleNamespace(factor=1.0)
-    return between(
-        lambda value: setattr(mode, "factor", value), lambda: mode.factor
-    )
-
-
-@cause()
-def mode_in_a_context_variable():
-    mode = contextvars.ContextVar("mode", default=1.0)
-    return between(mode.set, mode.get)
 
 
 def counted(calls):
@@ -297,14 +251,6 @@ def clips_in_inference():
     return [Run(clip), kl.Dense(4), Run(clip), kl.Dense(3)]
 
 
-@cause(x=IDS)
-def ids_above_one_in_inference():
-    def fold(ids, training):
-        return ids if training else ops.where(ids > 1, 7 - ids, ids)
-
-    return [Run(fold), kl.Embedding(8, 4), kl.Flatten(), kl.Dense(3)]
-
-
 # ---------------------------------------------- attributes changed after a step
 class Scaled(kl.Layer):
     factor = 1.0
@@ -317,24 +263,12 @@ def scale_by_three(made):
     made[1].factor = 3.0
 
 
-@cause(
-    y=CLASSES.astype("int32"),
-    loss=own_sparse_loss,
-    later=scale_by_three,
-    then=(ROWS, CLASSES.astype("int64")),
-)
-def attribute_changed_before_other_labels():
-    return [kl.Dense(4), Scaled(), kl.Dense(3, "softmax")]
-
-
 @cause(later=scale_by_three, then=(ROWS, NUMBERS, np.arange(8.0)))
 def attribute_changed_before_sample_weights():
     return [kl.Dense(4), Scaled(), kl.Dense(3)]
 
 
 # ------------------------------------------------------- Python about the graph
-
-
 @cause()
 def asks_whether_it_is_in_a_function():
     def ask(x, training):
@@ -343,27 +277,6 @@ def asks_whether_it_is_in_a_function():
         return (1.0 + is_in_function + 2.0 * is_symbolic) * x
 
     return [kl.Dense(4), Run(ask), kl.Dense(3)]
-
-
-class Block(kl.Layer):
-    """Asks and clips between layers of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = kl.Dense(4), kl.Dense(4)
-
-    def call(self, x, training=False):
-        x = self.first(x)
-        if tf.executing_eagerly() or not tf.inside_function():
-            x = ops.tanh(x)
-        if not training:
-            x = ops.clip(x, -5.0, 5.0)
-        return self.second(x)
-
-
-@cause(x=20.0 * ROWS)
-def block_that_asks_and_clips():
-    return functional(Block(), kl.Dense(4, "tanh"), Block(), kl.Dense(3))
 
 
 # --------------------------------------------------------------------- tensors
@@ -456,8 +369,6 @@ def gradients_across_layers():
 
 
 # --------------------------------------------------------------- false refusals
-
-
 class Holds(kl.Layer):
     """Converts what it has, of one kind or another, in each call."""
 

@@ -17,6 +17,8 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
+import re
 import tempfile
 import traceback
 import warnings
@@ -32,56 +34,85 @@ import reference
 from case import Case, kinds_of
 from keras import tree
 from layer_kinds import WITHOUT_FILE, WITHOUT_WEIGHTS
-from outcome import Difference, Outcome, of_error, summary
-from reference import difference, floor_of
 
 import tfgpipe
 from tfgpipe import internals
 
+PACKAGE = pathlib.Path(tfgpipe.__file__).parent
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2}
+# "refused" by the library, with a clear error; "skipped" because Keras refuses
+# it, or has no finite numbers; "unstable" if Keras differs from itself as much
+# when weights change in their last bits.
+KINDS = ("passed", "refused", "skipped", "unstable", "failed")
 Numbers = dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a case."""
+
+    kind: str  # one of `KINDS`
+    reason: str = ""  # in short, for counting
+    detail: str = ""
+
+
+class Difference(AssertionError):
+    """A promise that is broken, by a relative size."""
+
+    def __init__(self, check: str, what: str, size: float):
+        super().__init__(f"{check}: {what} differ by {size:.1e}")
+        self.check, self.size = check, size
+
+
 def run(case: Case) -> Outcome:
-    """What becomes of a case."""
     with _settings(case.dtype) as said:
         try:
             data = reference.make_data(case)
             expected = reference.expected_numbers(case, data)
         except Exception as error:
-            detail = "".join(traceback.format_exception(error))
-            return Outcome("skipped", f"Keras: {summary(error)}", detail)
+            return Outcome("skipped", f"Keras: {summary(error)}", _all(error))
         if not _is_finite(expected):
             return Outcome("skipped", "Keras: not finite")
-        return _compare(case, data, expected, said)
+        for check in _Comparison(case, data, expected, said).checks():
+            try:
+                check()
+            except Difference as error:
+                if reference.is_unstable(case, data, expected, error.size):
+                    return Outcome("unstable", error.check)
+                return Outcome("failed", str(error), str(error))
+            except Exception as error:
+                found = of_error(error, check.__name__.replace("_", " "))
+                if found.kind == "failed" and not _compiles(case, data):
+                    return Outcome("skipped", "Keras: XLA compiles it neither")
+                return found
+        return Outcome("passed")
+
+
+@contextlib.contextmanager
+def _settings(dtype: str) -> Iterator[list[Any]]:
+    """A precision, and errors with all their frames; yields warnings."""
+    filtered = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield said
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)
+        if filtered:
+            keras.config.enable_traceback_filtering()
 
 
 def _is_finite(numbers: Numbers) -> bool:
     """Weights may be infinite where a layer keeps such state."""
+    history = [*map(np.ravel, numbers["history"].values())]
     every = [np.asarray(a) for a in tree.flatten(numbers)]
-    finite = np.isfinite(
-        np.concatenate(list(map(np.ravel, numbers["history"].values())))
-    )
-    return finite.all() and not any(np.isnan(a).any() for a in every)
-
-
-def _compare(
-    case: Case, data: Any, expected: Numbers, said: list[Any]
-) -> Outcome:
-    comparison = _Comparison(case, data, expected, said)
-    for check in comparison.checks():
-        try:
-            check()
-        except Difference as error:
-            if reference.is_unstable(case, data, expected, error.size):
-                return Outcome("unstable", error.check)
-            return Outcome("failed", str(error), str(error))
-        except Exception as error:
-            found = of_error(error, check.__name__.replace("_", " "))
-            if found.kind == "failed" and not _compiles(case, data):
-                return Outcome("skipped", "Keras: XLA compiles it neither")
-            return found
-    return Outcome("passed")
+    is_nan = any(np.isnan(a).any() for a in every)
+    return bool(np.isfinite(np.concatenate(history)).all()) and not is_nan
 
 
 def _compiles(case: Case, data: Any) -> bool:
@@ -95,42 +126,70 @@ def _compiles(case: Case, data: Any) -> bool:
     return True
 
 
-def _check_close(
-    case: Case, check: str, found: Numbers, expected: Numbers
-) -> None:
-    for name, numbers in found.items():
-        dtype = grouping.precision(case)
-        size = difference(numbers, expected[name], floor_of(name, dtype))
-        if not size <= TOLERANCE[dtype]:
-            raise Difference(check, name, size)
+# --------------------------------------------------------------------- errors
+def of_error(error: BaseException, check: str) -> Outcome:
+    """A refusal, in the library's own words, or a failure."""
+    text = str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    # TensorFlow moves the place to the message.
+    places = re.findall(r'File "([^"]+)", line', text)
+    places = places or [frame.filename for frame in frames]
+    # A layer's error is handed on.
+    is_handed_on = "must accept" in text and "this error" in text
+    if (
+        isinstance(error, (ValueError, NotImplementedError))
+        and not is_handed_on
+        and "Received" in text
+        and pathlib.Path(*places[-1:]).is_relative_to(PACKAGE)
+    ):
+        return Outcome("refused", summary(error), text)
+    return Outcome("failed", f"{check}: {summary(error)}", _all(error))
 
 
-def _check_bits(
-    case: Case, check: str, found: Numbers, expected: Numbers
-) -> None:
-    for name, numbers in found.items():
-        size = difference(numbers, expected[name])
-        if size > 0:
-            raise Difference(check, name, size)
+def _all(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def summary(error: BaseException) -> str:
+    """An error in one line, without what differs from case to case."""
+    text = str(error)
+    if "in user code" in text:
+        text = re.split(r"\n\s*\n", text.strip())[-1]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    text = re.split(r" Received| Expected", lines[0] if lines else "")[0]
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text)
+    text = re.sub(r"\d+", "N", text)
+    if not text.startswith(type(error).__name__):
+        text = f"{type(error).__name__}: {text}"
+    return text[:160]
 
 
 # --------------------------------------------------------------------- checks
+def _check(
+    case: Case, is_close: bool, check: str, found: Any, expected: Any
+) -> None:
+    """Compares numbers, to rounding or to the bit."""
+    dtype = grouping.precision(case)
+    for name, numbers in found.items():
+        floor = reference.floor_of(name, dtype)
+        size = reference.difference(numbers, expected[name], floor)
+        if not size <= (TOLERANCE[dtype] if is_close else 0):
+            raise Difference(check, name, size)
+
+
 class _Comparison:
     """The checks of a case; later ones use what earlier ones trained."""
 
-    def __init__(
-        self, case: Case, data: Any, expected: Numbers, said: list[Any]
-    ):
+    def __init__(self, case: Case, data: Any, expected: Numbers, said: Any):
         self.case, self.expected, self.said = case, expected, said
         self.data = mid_run.poisoned(case, data)
         self.k = case_models.partitions(case, case.num_partitions)
         self.other_k = case_models.partitions(case, case.other_partitions)
-        single = case.num_micro_batches * case.num_replicas == 1
-        in_order = case.schedule == "gpipe" or single
+        self.is_single = case.num_micro_batches * case.num_replicas == 1
+        in_order = case.schedule == "gpipe" or self.is_single
         # XLA rounds a layer by what it is compiled with.
-        is_same = in_order and not case.jit_compile
-        check = _check_bits if is_same else _check_close
-        self.check_same = functools.partial(check, case)
+        is_close = case.jit_compile or not in_order
+        self.check_same = functools.partial(_check, case, is_close)
 
     def checks(self) -> Iterator[Callable[[], None]]:
         if grouping.is_unseeded(self.case.layers):
@@ -155,21 +214,16 @@ class _Comparison:
         )
 
     def _other(self, **arguments: Any) -> Any:
+        remat = self.case.other_remat
         return case_models.pipeline(
-            self.case,
-            self.other_k,
-            "gpipe",
-            self.case.other_remat,
-            **arguments,
+            self.case, self.other_k, "gpipe", remat, **arguments
         )
 
     def against_keras(self) -> None:
         case, found = self.case, {}
         # A file of weights is for a model that is built.
-        built = (
-            True if case.then == "weights" and case.inputs != "dict" else None
-        )
-        self.model = self._first(explicit_input=built)
+        is_built = case.then == "weights" and case.inputs != "dict"
+        self.model = self._first(explicit_input=is_built or None)
         exact = reference.is_exact(case)
         if reference.infers_before(case):
             found["inference before training"] = self._inference(self.model)
@@ -178,22 +232,18 @@ class _Comparison:
         if case.infers and exact:
             found["inference"] = self._inference(self.model)
         try:
-            _check_close(case, "against Keras", found, self.expected)
+            _check(case, True, "against Keras", found, self.expected)
         except Difference:
-            if not self._is_told():
+            if self.is_single or not self._is_told():
                 raise
 
     def _is_told(self) -> bool:
         """Whether a layer that mixes rows is warned of, with a cure."""
-        if self.case.num_micro_batches * self.case.num_replicas == 1:
-            return False
-        names = grouping.mixing(self.case.layers)
-        texts = [str(one.message) for one in self.said]
         cures = "pass num_micro_batches=1", "train without replicas"
         return any(
             f"'{name}'" in text and any(cure in text for cure in cures)
-            for name in names
-            for text in texts
+            for name in grouping.mixing(self.case.layers)
+            for text in (str(one.message) for one in self.said)
         )
 
     def draws_apart(self) -> None:
@@ -232,7 +282,7 @@ class _Comparison:
         if internals.unlisted(self.model.optimizer) or kinds & WITHOUT_WEIGHTS:
             return  # Keras's files have no place for it
         with tempfile.TemporaryDirectory() as folder:
-            if case.then == "file" and self._has_file():
+            if case.then == "file" and self._has_file(kinds):
                 path = os.path.join(folder, "model.keras")
                 self.model.save(path)
                 other, check = self._loaded(path)
@@ -244,17 +294,17 @@ class _Comparison:
             else:
                 return
         expected = reference.trained(case, self.model, self.data, epochs=1)
-        if not _is_finite(expected):
-            return
-        found = reference.trained(case, other, self.data, epochs=1)
-        check(f"after loading a {case.then}", found, expected)
+        if _is_finite(expected):
+            found = reference.trained(case, other, self.data, epochs=1)
+            check(f"after loading a {case.then}", found, expected)
 
     def _loaded(self, path: str) -> tuple[Any, Callable[..., None]]:
         """The model of a file, and how it is compared.
 
         It has another M or R where its numbers must not depend on them.
         """
-        case, arguments, check = self.case, {}, self.check_same
+        case, check = self.case, self.check_same
+        arguments = {"schedule": "gpipe", "remat": case.other_remat}
         mixes = bool(grouping.mixing(case.layers))
         if not grouping.is_random(case.layers) and not mixes:
             case = dataclasses.replace(
@@ -265,51 +315,24 @@ class _Comparison:
             )
         if case != self.case:
             arguments["num_micro_batches"] = case.num_micro_batches
-            check = functools.partial(_check_close, case)
+            check = functools.partial(_check, case, True)
         k = case_models.partitions(case, self.other_k)
         with case_models.scope(case, k, "gpipe"):
-            model = tfgpipe.load_model(
-                path,
-                num_partitions=k,
-                schedule="gpipe",
-                remat=case.other_remat,
-                **arguments,
-            )
-        return model, check
+            return tfgpipe.load_model(path, k, **arguments), check
 
-    def _has_file(self) -> bool:
-        case = self.case
+    def _has_file(self, kinds: set[str]) -> bool:
         # Keras reads a graph otherwise if layers hold others of it, or a model
         # has tensors of it.
-        holds = case.outputs and any(
+        holds = self.case.outputs and any(
             spec.kind == "model"
             or (spec.kind != "again" and "of" in spec.options)
-            for spec in case.layers
+            for spec in self.case.layers
         )
-        has_own = case.override is not None or holds
-        return not has_own and not kinds_of(case.layers) & WITHOUT_FILE
+        has_own = self.case.override is not None or holds
+        return not has_own and not kinds & WITHOUT_FILE
 
     def run_eagerly(self) -> None:
         found = self._as_first(self._first(run_eagerly=True))
         if not isinstance(self.case.losses, str):
             del found["history"]  # see `case_models.plain`
-        _check_close(self.case, "eagerly", found, self.found)
-
-
-@contextlib.contextmanager
-def _settings(dtype: str) -> Iterator[list[Any]]:
-    """A precision, and errors with all their frames; yields warnings."""
-    filtered = keras.config.is_traceback_filtering_enabled()
-    keras.config.disable_traceback_filtering()
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx(dtype)
-    keras.config.set_dtype_policy(dtype)
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            yield said
-    finally:
-        keras.config.set_floatx(floatx)
-        keras.config.set_dtype_policy(policy)
-        if filtered:
-            keras.config.enable_traceback_filtering()
+        _check(self.case, True, "eagerly", found, self.found)

@@ -13,21 +13,13 @@ from keras import layers as kl
 
 
 class Use(NamedTuple):
-    """How a layer is used.
+    """How a layer is used."""
 
-    Attributes:
-        make: Returns layers, or a functional model.
-        x: Inputs.
-        is_random: Whether it draws random numbers, or takes moments of rows.
-        mixes: Whether it mixes rows otherwise.
-        dtype: For which Keras has it.
-    """
-
-    make: Callable[[], Any]
+    make: Callable[[], Any]  # layers, or a functional model
     x: Any
-    is_random: bool = False
-    mixes: bool = False
-    dtype: str = "float64"
+    is_random: bool = False  # it draws, or takes moments of rows
+    mixes: bool = False  # rows, otherwise
+    dtype: str = "float64"  # for which Keras has it
 
 
 LEFT_OUT = {
@@ -78,18 +70,7 @@ def slopes():
 def add(
     name, x, *args, make=None, before=(slopes,), after=(), use=(), **kwargs
 ):
-    """Notes the use of a layer that has others around it.
-
-    Args:
-        name: Of its class; what follows a slash tells uses apart.
-        x: Inputs.
-        *args: The layer's arguments.
-        make: Returns it, if it is not made by these alone.
-        before: What makes the layers before it.
-        after: The same of those after it.
-        use: Pairs for `Use`.
-        **kwargs: The layer's arguments.
-    """
+    """Notes the use of a layer that has others around it."""
     cls = getattr(kl, name.split("/")[0], None)
     if cls is None:
         return  # in another version of Keras

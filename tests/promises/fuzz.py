@@ -5,8 +5,8 @@ make fuzz FUZZ_FLAGS="--count=2000 --seed=0 --jobs=2"
 Case I of seed S is always the same: `--case=S:I` runs it alone; `--case` with
 what a failure prints, a case as JSON, runs that, or what is made of it by hand.
 Leave out cases with some tags to look behind what is known:
-`--without="layer branch,K 1"`; run those alone that have one of some tags to
-look at them: `--only="layer router"`.
+`--without="layer branch,num_partitions 1"`; run those alone that have one of
+some tags to look at them: `--only="layer router"`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import conftest  # noqa: F401 (eight logical devices)
 from case import Case
+from compare import KINDS, Outcome, run
 from generate import generate
-from outcome import KINDS, Outcome
 
 CASES_EACH = 40  # of a process, which keeps every graph
 LIMIT = 300.0  # seconds for a case
 HANGS = Outcome("failed", f"hangs over {LIMIT:.0f} s, or its process died")
 Found = tuple[int, Case, Outcome]
-
-
-def run(case: Case) -> Outcome:
-    import compare  # starts TensorFlow, which the parent does not need to
-
-    return compare.run(case)
 
 
 def run_all(cases: list[tuple[int, Case]], jobs: int) -> Iterator[Found]:

@@ -19,12 +19,12 @@ from growth import (
     alike,
     grow,
     grow_graph,
-    read_aside,
+    layer,
     shape_of,
     summarise,
 )
-from mixing_layers import LENGTHS, PENALTIES, STATES
 from mixing_layers import METRICS as IN_LAYERS
+from mixing_layers import PENALTIES, STATES
 from objectives import (
     LOSSES,
     METRICS,
@@ -33,7 +33,6 @@ from objectives import (
     SCHEDULES,
     STATEFUL,
     WHOLE,
-    Suits,
 )
 from own_optimizers import NEW, OWN, SCALING
 from row_operations import MIXING, PLACES
@@ -45,245 +44,160 @@ THEN = ("another K",) * 3 + ("file",) * 3 + ("weights", "eager")
 REMAT = ("except_last", "always", "never", "mixed")
 READS = ("none", "before", "after")
 EARLY = tuple(name for name in NAMED if name != "gpipe")
-LENGTHS_DRAWN = (1, 2, 4, 4, 6, 8, 10, 12, 2050)
+# No gradient begins before all outputs are there, and none is skipped.
+WAITS: Options = {"schedule": "gpipe", "bad_row": None}
 
 
 # ----------------------------------------------------------------------- topics
-def _nothing(*_: Any) -> None:
+def _nothing(g: Growth) -> None:
     pass
 
 
 @dataclasses.dataclass(frozen=True)
 class Topic:
-    """What a case is about.
+    """What a case is about. Of tuples a value is drawn."""
 
-    Attributes:
-        grow: Adds layers.
-        end: Changes a case that is drawn.
-        is_graph: Whether the model is functional; None to draw it.
-        inputs: What `x` is; None to draw it.
-        is_first: Whether its layers come first.
-    """
-
-    grow: Callable[[Growth, Options], Any] = _nothing
-    end: Callable[[random.Random, Options], Any] = _nothing
-    is_graph: bool | None = None
+    grow: Callable[[Growth], Any] = _nothing
+    is_graph: bool | None = None  # None to draw it
     inputs: str | None = None
-    is_first: bool = False
+    is_first: bool = False  # its layers come first
+    before: Options = dataclasses.field(default_factory=dict)
+    after: Options = dataclasses.field(default_factory=dict)
 
 
-def _layer(kind: str, *needs: str, **options: Any) -> Any:
-    """Adds a layer with options; lists and functions draw theirs.
-
-    Args:
-        kind: Of the layer.
-        *needs: What it takes of the shape: "units" or "width".
-        **options: Values; tuples to choose from, or a share of trues.
-    """
-
-    def add(g: Growth, found: Options) -> str:
-        drawn = {
-            name: g.rng.random() < value
-            if isinstance(value, float)
-            else g.rng.choice(value)
-            for name, value in options.items()
-        }
-        return g.add(kind, **dict.fromkeys(needs, g.width), **drawn)
-
-    return add
+def _unfrozen(g: Growth) -> None:
+    built = {"built": [None, *g.shape]} if g.rng.random() < 0.7 else {}
+    options = {"kernel_regularizer": ("l1", "l2"), **built}
+    name = g.add("dense", units="width", **options)
+    g.found["frozen"], g.found["unfreezes"] = (name,), True
 
 
-def _unfrozen(g: Growth, found: Options) -> None:
-    options: Options = {"kernel_regularizer": g.rng.choice(("l1", "l2"))}
-    if g.rng.random() < 0.7:
-        options["built"] = [None, *g.shape]
-    name = g.add("dense", units=g.width, **options)
-    found["frozen"], found["unfreezes"] = (name,), True
-
-
-def _made_frozen(g: Growth, found: Options) -> None:
-    made = g.rng.random() < 0.4
-    when = "later" if made else g.rng.choice(("at once", "later"))
-    g.add("frozen_weight", made=made, when=when)
-
-
-def _sized(g: Growth, found: Options) -> None:
-    if len(g.shape) == 2:
-        phase = g.rng.choice((None, None, True, False))
-        sizes = g.rng.sample(sorted(SIZES), len(SIZES))
-        size = next(s for s in sizes if SIZES[s](found["length"]))
-        if g.rng.random() < 0.2:
-            size = g.rng.choice(sorted(SIZES))
-        g.add("sized", units=g.width, axis=1, size=size, phase=phase)
-
-
-def _odd_state(g: Growth, found: Options) -> None:
-    rule, reads = g.rng.choice(sorted(STATES)), g.rng.choice(READS)
-    g.note("state", g.add("odd_state", rule=rule, reads=reads))
-
-
-def _state_afar(g: Growth, found: Options) -> None:
+def _state_afar(g: Growth) -> None:
     """A mean over rows that a later layer reads."""
-    kind = g.rng.choice(("kept_average", "kept_queue", "odd_state"))
-    options = {"rule": g.rng.choice(("mean", "last"))}
-    name = g.add(kind, **(options if kind == "odd_state" else {}))
+    kinds = ("kept_average", {}), ("kept_queue", {})
+    kind, options = g.rng.choice(
+        (*kinds, ("odd_state", {"rule": ("mean", "last")}))
+    )
+    name = g.add(kind, **options)
     for _ in range(g.rng.choice((0, 1, 2))):
         g.add("layer_norm")
     g.add("state_reader", keeps=False, of=name)
 
 
-def _positions(g: Growth, found: Options) -> None:
-    if len(g.shape) == 2:
-        g.add("positions", by=g.rng.choice((*sorted(LENGTHS), "unique")))
+def _of_inputs(**values: Any) -> Topic:
+    overrides = ("loss of x", "loss of x", "metrics of x")
+    return Topic(after={"override": overrides, **WAITS}, **values)
 
 
-def _drawn(g: Growth, found: Options) -> None:
-    if g.rng.random() < 0.5:
-        g.add("drawn_state", reads=g.rng.choice(READS))
-    else:
-        g.add("own_moments", momentum=0.8)
+def _named(name: str, **options: Any) -> Options:
+    return {"name": name, "options": options}
 
 
-def _end_length(rng: random.Random, found: Options) -> None:
-    found["infers"] = rng.random() < 0.5
-    if found["length"] == max(LENGTHS_DRAWN):
-        found.update(rows=5, batch_size=5, epochs=1)
-
-
-def _end_rows(rng: random.Random, found: Options) -> None:
-    """A number of rows that a step knows."""
-    found["batch_size"] = 4
-    found["source"] = rng.choice(("remainder", "remainder", "arrays"))
-
-
-def _whole(found: Options, **values: Any) -> None:
-    """No gradient begins before all outputs are there, and none is skipped."""
-    found.update(schedule="gpipe", bad_row=None, **values)
-
-
-def _end_loss(rng: random.Random, found: Options) -> None:
-    name, losses = rng.choice(sorted(STATEFUL)), found["losses"]
-    _whole(found)
-    if isinstance(losses, str):
-        weights = found.get("weights")
-        found.update(
-            losses=name,
-            labels="real",
-            metrics=(),
-            weighted_metrics=(),
-            weights=weights if weights != "classes" else None,
-        )
-    elif isinstance(losses, dict):
-        found["losses"] = {**losses, "a": name}
-    else:
-        found["losses"] = [name, *losses[1:]]
-
-
-def _end_scale(rng: random.Random, found: Options) -> None:
-    name = rng.choice(sorted(SCALING))
-    _whole(found, optimizer={"name": name, "options": {}})
-
-
-def _end_inputs(rng: random.Random, found: Options) -> None:
-    found["override"] = rng.choice(("loss of x", "loss of x", "metrics of x"))
-    found["schedule"] = "gpipe"
-    if isinstance(found["losses"], str):
-        found["bad_row"] = None
-
-
-def _end_positions(rng: random.Random, found: Options) -> None:
-    """Of an optimizer that sees slices one by one."""
-    if rng.random() < 0.8:
-        name = rng.choice(("Adam", "Adagrad", "RMSprop"))
-        found["optimizer"] = {"name": name, "options": {}}
-
-
-def _without(found: Options, *names: str) -> Options:
-    for name in names:
-        found["optimizer"]["options"].pop(name, None)
-    return found["optimizer"]["options"]
-
-
-def _end_scaled(rng: random.Random, found: Options) -> None:
-    _without(found, "use_ema", "loss_scale_factor")["scaled"] = True
-    found["bad_row"] = None
-
-
-def _end_policy(rng: random.Random, found: Options) -> None:
-    _without(found, "loss_scale_factor", "scaled")
-    _whole(found, override="own policy")
-
-
-def _end_weights(rng: random.Random, found: Options) -> None:
-    found["override"] = "own weights"
-    found["then"] = rng.choice(("weights", "weights", "another K", "eager"))
-
-
-def _end_resource(rng: random.Random, found: Options) -> None:
-    _whole(found, override="assigns resources")
-
-
-_router = _layer("router")
+_SCALED = {"optimizer": _named("SGD", scaled=True), "bad_row": None}
+_router = layer("router")
 TOPICS = {
     "attribute that is changed": Topic(
-        _layer("changed", "units", phase=0.3),
-        lambda rng, found: found.update(infers=True),
+        layer("changed", units="width", phase=(True, False, False)),
         is_graph=True,
+        after={"infers": True},
     ),
-    "bytes": Topic(end=_end_inputs, is_graph=False, inputs="bytes"),
-    "drawn state": Topic(_drawn),
-    "loss that assigns or draws": Topic(end=_end_loss),
-    "loss that is scaled": Topic(end=_end_scale),
-    "made frozen": Topic(_made_frozen),
-    "layer that is not built": Topic(_layer("spare", "units"), _end_scaled),
+    "bytes": _of_inputs(is_graph=False, inputs="bytes"),
+    "drawn state": Topic(layer("drawn_state", reads=READS)),
+    "own moments": Topic(layer("own_moments", momentum=0.8)),
+    "loss that assigns or draws": Topic(after={**WAITS, "stateful": True}),
+    "loss that is scaled": Topic(
+        after={**WAITS, "optimizer": tuple(map(_named, sorted(SCALING)))}
+    ),
+    "made frozen": Topic(layer("frozen_weight", made=True, when="later")),
+    "frozen by itself": Topic(
+        layer("frozen_weight", made=False, when=("at once", "later"))
+    ),
+    "layer that is not built": Topic(
+        layer("spare", units="width"), after=_SCALED
+    ),
     "metric in a layer": Topic(
-        _layer("odd_metric", rule=(*sorted(IN_LAYERS), "reset"), adds=0.3)
+        layer(
+            "odd_metric",
+            rule=(*sorted(IN_LAYERS), "reset"),
+            adds=(True, False, False),
+        )
     ),
-    "names": Topic(end=_end_inputs, is_graph=True, inputs="names"),
-    "policy of the model": Topic(end=_end_policy, is_graph=True),
-    "positions": Topic(
-        _positions, _end_positions, inputs="sequence", is_first=True
+    "names": _of_inputs(is_graph=True, inputs="names"),
+    "policy of the model": Topic(
+        is_graph=True,
+        after={
+            **WAITS,
+            "override": "own policy",
+            "optimizer": (_named("SGD"), _named("Adam")),
+        },
     ),
-    "resource": Topic(_layer("resource"), _end_resource),
+    "resource": Topic(
+        layer("resource"), after={**WAITS, "override": "assigns resources"}
+    ),
     "router": Topic(_router),
     "router of tokens": Topic(_router, is_graph=False, inputs="tokens"),
     "rows mixed": Topic(
-        _layer("mixed", how=sorted(MIXING), place=sorted(PLACES))
+        layer("mixed", how=tuple(sorted(MIXING)), place=tuple(sorted(PLACES)))
     ),
-    # None, so that cases of others keep their numbers.
-    "simple": Topic(),
-    "size of a row": Topic(_sized, _end_length, True, "sequence", True),
+    "size of a row": Topic(
+        layer(
+            "sized",
+            units="width",
+            axis=1,
+            size=tuple(sorted(SIZES)),
+            phase=(None, None, True, False),
+        ),
+        True,
+        "sequence",
+        True,
+        before={"length": (1, 2, 4, 4, 6, 8, 10, 12)},
+        after={"infers": (True, False)},
+    ),
     "size of a batch": Topic(
-        _layer("sized", "units", axis=(0,), size=("even", "of four", "one")),
-        _end_rows,
+        layer("sized", units="width", axis=0, size=("even", "of four", "one")),
         is_graph=True,
+        after={"batch_size": 4, "source": ("remainder", "arrays")},
     ),
     "state afar": Topic(_state_afar),
-    "state that is no mean": Topic(_odd_state),
-    "still simple": Topic(),
-    "sum that is added": Topic(_layer("odd_penalty", rule=sorted(PENALTIES))),
-    "tape inside": Topic(_layer("differentiating")),
+    "state that is no mean": Topic(
+        layer("odd_state", "state", rule=tuple(sorted(STATES)), reads=READS)
+    ),
+    "sum that is added": Topic(
+        layer("odd_penalty", rule=tuple(sorted(PENALTIES)))
+    ),
+    "tape inside": Topic(layer("differentiating")),
     "unfrozen": Topic(_unfrozen),
-    "weights of the model": Topic(end=_end_weights, is_graph=True),
+    "weights of the model": Topic(
+        is_graph=True,
+        after={
+            "override": "own weights",
+            "then": ("weights", "weights", "another K", "eager"),
+        },
+    ),
 }
+
+
+def _drawn(rng: random.Random, values: Options) -> Options:
+    return {
+        name: rng.choice(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
 
 
 # ------------------------------------------------------------------- a case
 def generate(seed: int, index: int) -> Case:
     """Returns the case of a seed and an index."""
     rng = random.Random(f"{seed}:{index}")
-    found: Options = {"seed": rng.randrange(1000)}
-    has_topic = rng.random() < 0.95
-    topic = TOPICS[rng.choice(sorted(TOPICS))] if has_topic else Topic()
-    if topic.grow is _sized:
-        found["length"] = rng.choice(LENGTHS_DRAWN)
-    is_graph = rng.random() < 0.5
-    if topic.is_graph is not None:
-        is_graph = topic.is_graph
+    topic = TOPICS[rng.choice(sorted(TOPICS))]
+    if rng.random() < 0.05:
+        topic = Topic()
+    found: Options = {"seed": rng.randrange(1000), **_drawn(rng, topic.before)}
+    is_graph = topic.is_graph
+    if is_graph is None:
+        is_graph = rng.random() < 0.5
     growth = (_graph if is_graph else _list)(rng, found, topic)
     if rng.random() < 0.18:
-        kinds = ["compute_loss", "more loss", "losses"]
-        found["override"] = rng.choice(kinds)
+        found["override"] = rng.choice(("compute_loss", "more loss", "losses"))
         if rng.random() < 0.5:
             growth.add("idle")
     _objective(rng, growth, found)
@@ -292,12 +206,13 @@ def generate(seed: int, index: int) -> Case:
     _pipeline(rng, found)
     _mid_run(rng, found)
     if is_graph:
-        if isinstance(found["losses"], str) and rng.random() < 0.05:
-            _similarities(growth, found)
         found.setdefault("outputs", (growth.at,))
     found["layers"] = tuple(growth.specs)
     found["then"] = rng.choice(THEN)
-    topic.end(rng, found)
+    found.update(_drawn(rng, topic.after))
+    if found.pop("stateful", False) and isinstance(found["losses"], str):
+        found.update(losses=rng.choice(sorted(STATEFUL)), labels="real")
+        found.update(metrics=(), weighted_metrics=(), weights=None)
     _settle(rng, found)
     return Case(**found)
 
@@ -307,131 +222,103 @@ def _list(rng: random.Random, found: Options, topic: Topic) -> Growth:
     kind = topic.inputs or rng.choices(kinds, (10, 4, 2, 3, 1))[0]
     found["inputs"] = kind
     found["explicit_input"] = kind != "dict" and rng.random() < 0.3
-    growth = Growth(rng, shape_of(found))
-    growth.planned = [lambda g: topic.grow(g, found)]
+    g = Growth(rng, found, shape_of(found), planned=[topic.grow])
     embedding = None
     if kind in ("vector", "sequence") and rng.random() < 0.25:
-        alike(growth, found)
-    if topic.is_first:
-        growth.add_planned(is_last=True)
+        alike(g)
     if kind == "bytes":
-        growth.add("rescaling", keeps=False, scale=1 / 128)
+        g.add("rescaling", keeps=False, scale=1 / 128)
     elif kind == "dict":
-        growth.add("combine", keeps=False)
+        g.add("combine", keeps=False)
     elif kind == "tokens":
-        growth.has_mask = rng.random() < 0.6
-        options = {"input_dim": VOCABULARY, "output_dim": 4}
-        options["mask_zero"] = growth.has_mask
-        embedding = growth.add("embedding", keeps=False, **options)
-        growth.shape = (*growth.shape, 4)
-    grow(growth, rng.choice((1, 2, 3, 3, 4, 4, 5, 6)))
-    rank = len(growth.shape)
-    if embedding and growth.width == 4 and rng.random() < 0.5:
-        growth.add("logits", keeps=False, of=embedding)
-        growth.shape = (*growth.shape[:-1], VOCABULARY)
+        g.has_mask = rng.random() < 0.6
+        sizes = {"input_dim": VOCABULARY, "output_dim": 4}
+        embedding = g.add(
+            "embedding", keeps=False, mask_zero=g.has_mask, **sizes
+        )
+        g.shape = (*g.shape, 4)
+    grow(g, rng.choice((1, 2, 3, 3, 4, 4, 5, 6)))
+    rank = len(g.shape)
+    if embedding and g.width == 4 and rng.random() < 0.5:
+        g.add("logits", keeps=False, of=embedding)
+        g.shape = (*g.shape[:-1], VOCABULARY)
     elif rank > 1 and (rank == 3 or rng.random() < 0.5):
-        summarise(growth)
-    names = [s.name for s in growth.specs if s.kind not in ("again", "closure")]
+        summarise(g)
+    names = [s.name for s in g.specs if s.kind not in ("again", "closure")]
     if names and "frozen" not in found and rng.random() < 0.12:
         found["frozen"] = (rng.choice(names),)
-    return growth
+    return g
 
 
 def _graph(rng: random.Random, found: Options, topic: Topic) -> Growth:
-    kinds = ("vector", "pair", "sequence")
-    kind = topic.inputs or rng.choices(kinds, (6, 3, 2))[0]
-    found["inputs"] = kind
-    growth = Growth(rng, shape_of(found), at="x0")
-    growth.planned = [lambda g: topic.grow(g, found)]
-    count = 1 + (kind in ("pair", "names"))
-    growth.tensors = [(f"x{i}", growth.shape) for i in range(count)]
-    if kind == "sequence" and topic.inputs is None and rng.random() < 0.2:
-        read_aside(growth)
-    grow_graph(growth, rng.choice((2, 3, 4, 4, 5, 6)), topic.is_first)
-    return growth
-
-
-def _similarities(growth: Growth, found: Options) -> None:
-    """Outputs of rows by rows, which no micro-batch has."""
-    growth.add("op", keeps=False, which="similarities")
-    found.update(
-        losses="MeanSquaredError",
-        labels="real",
-        weights=None,
-        metrics=(),
-        weighted_metrics=(),
-        source="arrays",
-        rows=4,
-        batch_size=4,
-        infers=False,
-        other_replicas=None,
-        other_micro_batches=None,
+    kind = topic.inputs or rng.choices(
+        ("vector", "pair", "sequence"), (6, 3, 2)
     )
-    found.pop("bad_row", None)
+    found["inputs"] = kind if isinstance(kind, str) else kind[0]
+    g = Growth(rng, found, shape_of(found), "x0", planned=[topic.grow])
+    count = 1 + (found["inputs"] in ("pair", "names"))
+    g.tensors = [(f"x{i}", g.shape) for i in range(count)]
+    grow_graph(g, rng.choice((2, 3, 4, 4, 5, 6)), topic.is_first)
+    return g
 
 
 # ------------------------------------------------------------------- objective
-def _objective(rng: random.Random, growth: Growth, found: Options) -> None:
-    if rng.random() < 0.12 and not growth.has_mask:
-        _two_outputs(rng, growth, found)
+def _objective(rng: random.Random, g: Growth, found: Options) -> None:
+    rank = len(g.shape) + 1
+    if rng.random() < 0.12 and not g.has_mask:
+        _two_outputs(rng, g, found, rank)
         return
-    rank = len(growth.shape) + 1
-    name = rng.choice(sorted(n for n in LOSSES if _fits(LOSSES[n], rank)))
+    name = rng.choice([n for n in sorted(LOSSES) if LOSSES[n].fits(rank)])
     if rng.random() < 0.25:
         name = "MeanSquaredError"
     suits = LOSSES[name]
     kind = rng.choice(suits.labels)
-    units = growth.width if growth.width < 8 else 3
-    if rng.random() < 0.8 or units != growth.width:
-        growth.add("dense", keeps=False, units=max(units, 2))
-        growth.shape = (*growth.shape[:-1], max(units, 2))
+    units = max(g.width, 2) if g.width < 8 else 3
+    if rng.random() < 0.8 or units != g.width:
+        g.add("dense", keeps=False, units=units)
+        g.shape = (*g.shape[:-1], units)
     if suits.activation:
-        growth.add("activation", keeps=False, activation=suits.activation)
+        g.add("activation", keeps=False, activation=suits.activation)
     elif rng.random() < 0.1:
-        growth.add("activation", activation=rng.choice(ACTIVATIONS))
+        g.add("activation", activation=ACTIVATIONS)
     found["losses"], found["labels"] = name, kind
     if name[0].isupper() and rng.random() < 0.25:
         found["reduction"] = rng.choice(("sum", "mean_with_sample_weight"))
-    fitting = sorted(
+    fitting = [
         n
-        for n, m in METRICS.items()
+        for n, m in sorted(METRICS.items())
         if kind in m.labels
-        and _fits(m, rank)
+        and m.fits(rank)
         and m.activation in (None, suits.activation)
-    )
+    ]
     for where in ("metrics", "weighted_metrics"):
         if fitting and rng.random() < 0.4:
             count = min(len(fitting), rng.choice((1, 1, 2)))
             found[where] = tuple(rng.sample(fitting, count))
     choices = [None, None, "rows" if rank == 2 else "positions"]
-    if kind == "ids" and rank == 2:
-        choices.append("classes")
+    choices += ["classes"] * (kind == "ids" and rank == 2)
     found["weights"] = rng.choice(choices)
     if rng.random() < 0.1:
         found["loss_weights"] = [0.3]
 
 
-def _fits(suits: Suits, rank: int) -> bool:
-    return suits.rank is None or rank <= suits.rank
-
-
-def _two_outputs(rng: random.Random, growth: Growth, found: Options) -> None:
-    rank = len(growth.shape) + 1
-    names = (n for n in LOSSES if _fits(LOSSES[n], rank))
+def _two_outputs(
+    rng: random.Random, g: Growth, found: Options, rank: int
+) -> None:
+    fitting = [n for n in sorted(LOSSES) if LOSSES[n].fits(rank)]
     second = rng.choice(
-        sorted(n for n in names if LOSSES[n].activation != "softplus")
+        [n for n in fitting if LOSSES[n].activation != "softplus"]
     )
-    named = rng.random() < 0.7
+    named = not g.at and rng.random() < 0.7
     activation = LOSSES[second].activation or "linear"
-    if growth.at:
-        named, at = False, growth.at
-        first = growth.add("dense", keeps=False, units=2)
-        growth.at = at
-        growth.add("dense", keeps=False, units=3, activation=activation)
-        found["outputs"] = (first, growth.at)
+    if at := g.at:
+        first = g.add("dense", keeps=False, units=2)
+        g.at = at
+        g.add("dense", keeps=False, units=3, activation=activation)
+        found["outputs"] = (first, g.at)
     else:
         options = {"activation": activation, "named": named}
-        growth.add("outputs", keeps=False, units=[2, 3], **options)
+        g.add("outputs", keeps=False, units=[2, 3], **options)
     losses = ("MeanSquaredError", second)
     found["losses"] = dict(zip("ab", losses)) if named else list(losses)
     if rng.random() < 0.5:
@@ -456,7 +343,7 @@ def _optimizer(rng: random.Random, found: Options) -> None:
     unfit = {"loss_scale_factor", "use_ema"} & set(options)
     if rng.random() < 0.08 and not unfit:
         options["scaled"] = True
-    found["optimizer"] = {"name": name, "options": options}
+    found["optimizer"] = _named(name, **options)
 
 
 # ------------------------------------------------------------ data and pipeline
@@ -489,8 +376,7 @@ def _pipeline(rng: random.Random, found: Options) -> None:
 def _mid_run(rng: random.Random, found: Options) -> None:
     """Subclasses, what callbacks change, and other M and R at load."""
     if found.get("override") == "compute_loss" and rng.random() < 0.4:
-        decay = {"weight_decay": 0.1}  # of what has a gradient
-        found["optimizer"] = {"name": "AdamW", "options": decay}
+        found["optimizer"] = _named("AdamW", weight_decay=0.1)
     if found.get("override") == "losses" and rng.random() < 0.6:
         found["override"] = "losses of the model"
     if "override" in found and rng.random() < 0.9:
@@ -509,13 +395,13 @@ def _mid_run(rng: random.Random, found: Options) -> None:
         found["bad_row"] = rng.randrange(12)
         found.update(source="arrays", infers=False, rows=9, batch_size=3)
         # A scale of the loss is lowered then, as it is meant to be.
-        _without(found, "scaled")
+        found["optimizer"]["options"].pop("scaled", None)
     if "cells" in found:
         found["num_partitions"] = len(found["cells"])
     # A graph of plain Keras forgets where the slots of this one begin.
     in_graph = not isinstance(found["losses"], str) or "toggle" in found
     if found["optimizer"]["name"] == "ScheduleFreeAdamW" and in_graph:
-        found["optimizer"] = {"name": "Looking", "options": {}}
+        found["optimizer"] = _named("Looking")
 
 
 def _settle(rng: random.Random, found: Options) -> None:
@@ -523,8 +409,6 @@ def _settle(rng: random.Random, found: Options) -> None:
     is_stateful = {*flat(found["losses"])} & STATEFUL.keys()
     if is_stateful and found["then"] in ("file", "weights"):
         found["then"] = "another K"
-    if found.get("bad_row") is None:
-        found.pop("bad_row", None)
     if any(spec.kind == "tf_noise" for spec in found["layers"]):
         # Refused where it is drawn again, in a graph and eagerly.
         found["then"] = rng.choice((None, "eager"))

@@ -14,33 +14,17 @@ from case import Case, Spec
 
 # Inference and training differ, or micro-batches see less than a mini-batch.
 RANDOM = {
-    "alpha_dropout",
-    "batch_norm",
-    "branch",
-    "dropout",
-    "drawn_state",
+    *("alpha_dropout", "batch_norm", "branch", "dropout", "drawn_state"),
     "float8_dense",  # rounds the gradients of a micro-batch
-    "gaussian_dropout",
-    "gaussian_noise",
-    "noise",
-    "noise_of_shared_seeds",
-    "own_moments",
-    "spatial_dropout_1d",
-    "tf_noise",
-    "unbiased_norm",
-    "unordered_noise",
-    "warm_norm",
+    *("gaussian_dropout", "gaussian_noise", "noise", "noise_of_shared_seeds"),
+    *("own_moments", "spatial_dropout_1d", "tf_noise", "unbiased_norm"),
+    *("unordered_noise", "warm_norm"),
 }
 # Numbers follow from several rows: with more than one micro-batch they are
 # Keras's, or the layer is warned of.
 MIXING = {
-    "kept_codebook",
-    "kept_queue",
-    "mixed",
-    "odd_metric",
-    "odd_penalty",
-    "odd_state",
-    "router",
+    *("kept_codebook", "kept_queue", "mixed", "odd_metric", "odd_penalty"),
+    *("odd_state", "router"),
 }
 # State that is a mean over rows: what is read after its assignment is that of
 # the micro-batch.
@@ -71,7 +55,7 @@ def mixing(layers: Any) -> set[str]:
         spec.name
         for spec in every
         if spec.kind in MIXING
-        or spec.options.get("by") in ("unique", "rows")
+        or spec.options.get("by") == "rows"
         or (spec.kind == "sized" and spec.options["axis"] == 0)
         or _reads_groups(spec, kinds)
     }

@@ -1,8 +1,7 @@
 """Makes Keras layers of the plain data of a case.
 
-`KINDS` has a function for every kind of layer. It gets what was made before,
-by name, so that layers can share and read others, and `common`: the arguments
-that every layer takes.
+A kind is a class whose options are its arguments; or one that holds other
+layers, which its options say; or reads a layer that was made before.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ import own_layers as own
 import sharing_layers as sharing
 import special_layers
 import state_layers
-import storage_layers
+import storage_layers as storage
 import weight_layers
 from case import Spec
 from keras import layers as kl
 from keras import ops
 
 Made = dict[str, Any]
-# Plain classes of Keras whose options are the arguments.
 CLASSES = {
     "activity": kl.ActivityRegularization,
     "activation": kl.Activation,
@@ -82,10 +80,110 @@ CLASSES = {
     **mixing_layers.CLASSES,
     **special_layers.CLASSES,
     **state_layers.CLASSES,
-    **storage_layers.CLASSES,
+    **storage.CLASSES,
     **weight_layers.CLASSES,
 }
-KINDS: dict[str, Callable[..., Any]] = {**weight_layers.KINDS}
+INNER = {
+    "dropout": {"rate": 0.4},
+    "gaussian_noise": {"stddev": 0.1},
+    "batch_norm": {"momentum": 0.8},
+}
+
+
+def dense(units: int, **options: Any) -> Any:
+    return "dense", {"units": units, **options}
+
+
+def two(units: int) -> Any:
+    return [dense(units, activation="tanh"), dense(units)]
+
+
+# Of options: the layers inside.
+HOLDERS: dict[str, tuple[Any, Callable[..., list[Any]]]] = {
+    "bidirectional": (
+        kl.Bidirectional,
+        lambda units: [("lstm", {"units": units, "return_sequences": True})],
+    ),
+    "block": (
+        own.Block,
+        lambda inner, units: ["layer_norm", inner, dense(units)],
+    ),
+    "changed": (storage.Changed, two),
+    "fixed": (own.Fixed, lambda inner: [inner]),
+    "hidden": (own.Hidden, lambda inner: [inner]),
+    "outputs": (
+        own.Outputs,
+        lambda units, activation: [
+            dense(units[0]),
+            dense(units[1], activation=activation),
+        ],
+    ),
+    "rematerialized": (own.Rematerialized, lambda units: [dense(units)]),
+    "sized": (storage.Sized, two),
+    "spare": (storage.Spare, lambda units: [dense(units)]),
+    "spectral": (kl.SpectralNormalization, lambda units: [dense(units)]),
+    "step": (own.Step, lambda units: [dense(units, activation="tanh")]),
+    "time_distributed": (kl.TimeDistributed, lambda units: [dense(units)]),
+}
+# What they hold themselves.
+KEPT = ("axis", "named", "phase", "size", "value")
+# Made of the layer that they read.
+READERS = {
+    "count_reader": sharing.CountReader,
+    "logits": sharing.Logits,
+    "moments_reader": weight_layers.MomentsReader,
+    "state_reader": state_layers.StateReader,
+    "tied": sharing.Tied,
+    "tied_inner": sharing.Tied,
+}
+LAMBDAS: dict[str, Callable[[Any], Any]] = {
+    "double": lambda x: x * 2.0,
+    "sine": ops.sin,
+    "centre": lambda x: x - ops.mean(x, axis=-1, keepdims=True),
+    "softly": lambda x: ops.softmax(x, axis=-1) + x,
+}
+
+
+def _closure(made: Made, common: Any, of: str) -> Any:
+    """Reads a kernel that may be that of a later layer."""
+    return kl.Lambda(
+        lambda x: ops.matmul(x, ops.transpose(made[of].kernel)), **common
+    )
+
+
+def _noise_of_shared_seeds(made: Made, common: Any) -> Any:
+    generator = made.setdefault("seeds", keras.random.SeedGenerator(11))
+    return sharing.Noise(seed_generator=generator, **common)
+
+
+def _sequential(made: Made, common: Any, layers: list[Any]) -> Any:
+    trainable = common.pop("trainable", True)
+    model = keras.Sequential(
+        [make_one(Spec(**spec), made) for spec in layers], **common
+    )
+    if not trainable:
+        model.trainable = False
+    return model
+
+
+def _plus(made: Made, common: Any, of: str) -> Any:
+    """An operation with a variable as an argument."""
+    bias = getattr(made[of], "layer", made[of]).bias
+    return lambda x: ops.add(x, bias)
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    **weight_layers.KINDS,
+    "again": lambda made, common, of: made[of],
+    "closure": _closure,
+    "inner_of": lambda made, common, of: made[of].layer,
+    "lambda": lambda made, common, which: kl.Lambda(LAMBDAS[which], **common),
+    "noise_of_shared_seeds": _noise_of_shared_seeds,
+    # Operations of a graph, without a layer.
+    "op": lambda made, common, which: LAMBDAS[which],
+    "plus": _plus,
+    "sequential": _sequential,
+}
 # Layers that cannot be read from a file: theirs is not all in their config.
 WITHOUT_FILE = {
     "changed",
@@ -104,13 +202,7 @@ WITHOUT_WEIGHTS = {"lora_dense", "resource"}
 
 
 def make(layers: Sequence[Spec], frozen: Sequence[str] = ()) -> list[Any]:
-    """New layers.
-
-    Args:
-        layers: What to make.
-        frozen: Names of those that are set to `trainable=False` when all are
-            made.
-    """
+    """New layers, of which some are set to `trainable=False` at last."""
     made: Made = {}
     found = [make_one(spec, made) for spec in layers]
     for name in frozen:
@@ -120,233 +212,28 @@ def make(layers: Sequence[Spec], frozen: Sequence[str] = ()) -> list[Any]:
 
 def make_one(spec: Spec, made: Made) -> Any:
     """A new layer, or one of those made before."""
-    return _make(spec.kind, spec.name, spec.options, made)
-
-
-def _make(kind: str, name: str, options: dict[str, Any], made: Made) -> Any:
-    options = dict(options)
+    kind, options = spec.kind, dict(spec.options)
     built = options.pop("built", None)
-    common = {"name": name}
+    common = {"name": spec.name}
     if options.pop("frozen", False):
         common["trainable"] = False
     if kind in CLASSES:
         layer = CLASSES[kind](**options, **common)
+    elif kind in READERS:
+        layer = READERS[kind](made[options["of"]], **common)
+    elif kind in HOLDERS:
+        cls, inside = HOLDERS[kind]
+        kept = {name: options.pop(name) for name in KEPT if name in options}
+        inner = []
+        for i, one in enumerate(inside(**options)):
+            own_kind, given = (one, {}) if isinstance(one, str) else one
+            given = {**INNER.get(own_kind, {}), **given}
+            own_spec = Spec(f"{spec.name}_inner_{i}", own_kind, given)
+            inner.append(make_one(own_spec, made))
+        layer = cls(*inner, **kept, **common)
     else:
         layer = KINDS[kind](made, common, **options)
     if built is not None:  # before the model is, for those that read it first
         layer.build(tuple(built))
-    made.setdefault(name, layer)
+    made.setdefault(spec.name, layer)
     return layer
-
-
-def _kind(function: Callable[..., Any]) -> Callable[..., Any]:
-    KINDS[function.__name__.rstrip("_")] = function
-    return function
-
-
-def _inner(kind: str, name: str, made: Made, **options: Any) -> Any:
-    """The one sublayer of a layer."""
-    defaults: dict[str, dict[str, Any]] = {
-        "dropout": {"rate": 0.4},
-        "gaussian_noise": {"stddev": 0.1},
-        "batch_norm": {"momentum": 0.8},
-    }
-    return _make(kind, name, {**defaults.get(kind, {}), **options}, made)
-
-
-# -------------------------------------------------------- shared and tied ones
-@_kind
-def again(made: Made, common: Any, of: str) -> Any:
-    """The same layer once more."""
-    return made[of]
-
-
-@_kind
-def tied(made: Made, common: Any, of: str) -> Any:
-    return sharing.Tied(made[of], **common)
-
-
-KINDS["tied_inner"] = tied
-
-
-@_kind
-def logits(made: Made, common: Any, of: str) -> Any:
-    return sharing.Logits(made[of], **common)
-
-
-@_kind
-def closure(made: Made, common: Any, of: str) -> Any:
-    """Reads a kernel that may be that of a later layer."""
-
-    def read(x: Any) -> Any:
-        return ops.matmul(x, ops.transpose(made[of].kernel))
-
-    return kl.Lambda(read, **common)
-
-
-@_kind
-def count_reader(made: Made, common: Any, of: str) -> Any:
-    return sharing.CountReader(made[of], **common)
-
-
-@_kind
-def noise_of_shared_seeds(made: Made, common: Any) -> Any:
-    generator = made.setdefault("seeds", keras.random.SeedGenerator(11))
-    return sharing.Noise(seed_generator=generator, **common)
-
-
-@_kind
-def state_reader(made: Made, common: Any, of: str) -> Any:
-    return state_layers.StateReader(made[of], **common)
-
-
-# --------------------------------------------------------------------- storage
-@_kind
-def spare(made: Made, common: Any, units: int) -> Any:
-    inner = _inner("dense", f"{common['name']}_inner", made, units=units)
-    return storage_layers.Spare(inner, **common)
-
-
-def _two(made: Made, common: Any, units: int) -> list[Any]:
-    name = common["name"]
-    return [
-        _inner("dense", f"{name}_a", made, units=units, activation="tanh"),
-        _inner("dense", f"{name}_b", made, units=units),
-    ]
-
-
-@_kind
-def sized(made: Made, common: Any, units: int, **options: Any) -> Any:
-    layers = _two(made, common, units)
-    return storage_layers.Sized(*layers, **options, **common)
-
-
-@_kind
-def changed(made: Made, common: Any, units: int, phase: bool) -> Any:
-    layers = _two(made, common, units)
-    return storage_layers.Changed(*layers, phase, **common)
-
-
-# ------------------------------------------------------------ layers of layers
-@_kind
-def fixed(made: Made, common: Any, inner: str, value: bool) -> Any:
-    layer = _inner(inner, f"{common['name']}_inner", made)
-    return own.Fixed(layer, value, **common)
-
-
-@_kind
-def hidden(made: Made, common: Any, inner: str) -> Any:
-    return own.Hidden(_inner(inner, f"{common['name']}_inner", made), **common)
-
-
-@_kind
-def rematerialized(made: Made, common: Any, units: int) -> Any:
-    name = f"{common['name']}_inner"
-    return own.Rematerialized(
-        _inner("dense", name, made, units=units), **common
-    )
-
-
-@_kind
-def block(made: Made, common: Any, inner: str, units: int) -> Any:
-    name = common["name"]
-    return own.Block(
-        _inner("layer_norm", f"{name}_norm", made),
-        _inner(inner, f"{name}_inner", made),
-        _inner("dense", f"{name}_dense", made, units=units),
-        **common,
-    )
-
-
-@_kind
-def step(made: Made, common: Any, units: int) -> Any:
-    name = f"{common['name']}_inner"
-    dense = _inner("dense", name, made, units=units, activation="tanh")
-    return own.Step(dense, **common)
-
-
-@_kind
-def sequential(made: Made, common: Any, layers: list[dict[str, Any]]) -> Any:
-    trainable = common.pop("trainable", True)
-    found = [
-        _make(spec["kind"], spec["name"], spec.get("options", {}), made)
-        for spec in layers
-    ]
-    model = keras.Sequential(found, **common)
-    if not trainable:
-        model.trainable = False
-    return model
-
-
-@_kind
-def functional(
-    made: Made, common: Any, shape: list[int], inner: str, units: int
-) -> Any:
-    name, trainable = common["name"], common.pop("trainable", True)
-    inputs = keras.Input(tuple(shape))
-    h = _inner("dense", f"{name}_dense", made, units=units)(inputs)
-    h = _inner(inner, f"{name}_inner", made)(h)
-    model = keras.Model(inputs, kl.Add()([inputs, h]), **common)
-    if not trainable:
-        model.trainable = False
-    return model
-
-
-@_kind
-def bidirectional(made: Made, common: Any, units: int) -> Any:
-    layer = kl.LSTM(units, return_sequences=True, name=f"{common['name']}_one")
-    return kl.Bidirectional(layer, **common)
-
-
-@_kind
-def time_distributed(made: Made, common: Any, units: int) -> Any:
-    inner = _inner("dense", f"{common['name']}_inner", made, units=units)
-    return kl.TimeDistributed(inner, **common)
-
-
-@_kind
-def spectral(made: Made, common: Any, units: int) -> Any:
-    inner = _inner("dense", f"{common['name']}_inner", made, units=units)
-    return kl.SpectralNormalization(inner, **common)
-
-
-@_kind
-def outputs(
-    made: Made, common: Any, units: list[int], activation: str, named: bool
-) -> Any:
-    name = common["name"]
-    return own.Outputs(
-        _inner("dense", f"{name}_a", made, units=units[0]),
-        _inner(
-            "dense", f"{name}_b", made, units=units[1], activation=activation
-        ),
-        named,
-        **common,
-    )
-
-
-LAMBDAS: dict[str, Callable[[Any], Any]] = {
-    "double": lambda x: x * 2.0,
-    "sine": lambda x: ops.sin(x),
-    "centre": lambda x: x - ops.mean(x, axis=-1, keepdims=True),
-    "softly": lambda x: ops.softmax(x, axis=-1) + x,
-}
-
-
-OPS = {
-    "sine": ops.sin,
-    "centre": LAMBDAS["centre"],
-    "softly": LAMBDAS["softly"],
-    "similarities": lambda x: ops.matmul(x, ops.transpose(x)),
-}
-
-
-@_kind
-def op(made: Made, common: Any, which: str) -> Any:
-    """Operations of a graph, without a layer."""
-    return OPS[which]
-
-
-@_kind
-def lambda_(made: Made, common: Any, which: str) -> Any:
-    return kl.Lambda(LAMBDAS[which], **common)

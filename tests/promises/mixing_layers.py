@@ -21,12 +21,7 @@ SIZE = 16  # of the table
 
 @register
 class Mixed(Holder):
-    """Mixes rows.
-
-    Args:
-        how: See `row_operations.MIXING`.
-        place: See `row_operations.PLACES`.
-    """
+    """Mixes rows."""
 
     HELD = ("how", "place")
     place = "plain"
@@ -62,12 +57,7 @@ STATES: dict[str, Callable[[Any, Any], Any]] = {
 
 @register
 class OddState(Kept):
-    """State that is no mean over rows.
-
-    Args:
-        rule: See `STATES`.
-        reads: As in `Kept`.
-    """
+    """State that is no mean over rows."""
 
     HELD = ("rule", "reads")
 
@@ -134,12 +124,7 @@ METRICS: dict[str, Callable[[Any, Any], None]] = {
 
 @register
 class OddMetric(Holder):
-    """Updates a metric.
-
-    Args:
-        rule: By what, see `METRICS`; or "reset", before it is.
-        adds: Whether the metric is a sum, and not a mean.
-    """
+    """Updates a metric."""
 
     HELD = ("rule", "adds")
     adds = False
@@ -174,22 +159,14 @@ class Router(Holder):
 
 LENGTHS: dict[str, Callable[[Any], Any]] = {
     "shape": lambda x: ops.shape(x)[1],
-    "unstack": lambda x: tf.unstack(tf.shape(x))[1],
-    "gather": lambda x: tf.gather(tf.shape(x), 1),
     "split": lambda x: tf.split(tf.shape(x), 3)[1][0],
-    "reverse": lambda x: tf.reverse(tf.shape(x), [0])[1],
-    "cast": lambda x: tf.cast(tf.cast(tf.shape(x), "int64")[1], "int32"),
     "transposed": lambda x: tf.shape(tf.transpose(x, (1, 0, 2)))[0],
 }
 
 
 @register
 class Positions(Holder):
-    """Adds rows of a table by positions, or by the ids that there are.
-
-    Args:
-        by: How the length is found, see `LENGTHS`; or "unique".
-    """
+    """Adds rows of a table by positions, whose length is found somehow."""
 
     HELD = ("by",)
 
@@ -197,13 +174,8 @@ class Positions(Holder):
         self.table = self.add_weight(shape=(SIZE, shape[-1]))
 
     def call(self, x):
-        if self.by != "unique":
-            positions = tf.range(LENGTHS[self.by](x))
-            return ops.tanh(x + ops.take(self.table, positions, axis=0))
-        ids = tf.reshape(ops.argmax(x, -1), (-1,))
-        found, places = tf.unique(ids)
-        rows = tf.gather(ops.take(self.table, found, axis=0), places)
-        return x + tf.reshape(rows, tf.shape(x))
+        positions = tf.range(LENGTHS[self.by](x))
+        return ops.tanh(x + ops.take(self.table, positions, axis=0))
 
     def compute_output_shape(self, shape):
         return shape

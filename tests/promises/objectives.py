@@ -22,19 +22,16 @@ RATE = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Suits:
-    """What a loss or metric is used with.
+    """What a loss or metric is used with."""
 
-    Attributes:
-        labels: Kinds of labels: "real", "positive", "binary" (0, 1), "signs"
-            (-1, 1), "ternary" (-1, 0, 1), "one_hot" or "ids".
-        activation: Of the layer before it, or None for any.
-        rank: Most axes that outputs may have, the batch included; None for
-            any.
-    """
-
+    # "real", "positive", "binary" (0, 1), "signs" (-1, 1), "ternary" (-1, 0,
+    # 1), "one_hot" or "ids".
     labels: tuple[str, ...]
-    activation: str | None = None
-    rank: int | None = None
+    activation: str | None = None  # of the layer before it; None for any
+    rank: int = 9  # most axes that outputs may have, the batch included
+
+    def fits(self, rank: int) -> bool:
+        return rank <= self.rank
 
 
 # --------------------------------------------------------------------- losses
@@ -59,47 +56,43 @@ class OwnWhole(keras.losses.Loss):
         return values * (1 + ops.std(y_true))
 
 
+def suiting(suits: Suits, names: str) -> dict[str, Suits]:
+    return dict.fromkeys(names.split(), suits)
+
+
 REAL, POSITIVE = Suits(("real",)), Suits(("positive",), "softplus")
+BINARY = Suits(("binary",), "sigmoid")
+SIGNS = Suits(("binary", "signs", "ternary"))
+ONE_HOT, IDS = Suits(("one_hot",), "softmax"), Suits(("ids",), "softmax")
 LOSSES = {
-    "BinaryCrossentropy": Suits(("binary",), "sigmoid"),
-    "BinaryFocalCrossentropy": Suits(("binary",), "sigmoid"),
-    "CategoricalCrossentropy": Suits(("one_hot",), "softmax"),
-    "CategoricalFocalCrossentropy": Suits(("one_hot",), "softmax"),
-    "CategoricalGeneralizedCrossEntropy": Suits(("ids",), "softmax"),
+    **suiting(
+        BINARY,
+        "BinaryCrossentropy BinaryFocalCrossentropy binary_crossentropy dice "
+        "tversky",
+    ),
+    **suiting(
+        ONE_HOT,
+        "CategoricalCrossentropy CategoricalFocalCrossentropy "
+        "categorical_crossentropy kl_divergence",
+    ),
+    **suiting(
+        IDS,
+        "CategoricalGeneralizedCrossEntropy SparseCategoricalCrossentropy "
+        "sparse_categorical_crossentropy",
+    ),
+    **suiting(
+        REAL,
+        "CosineSimilarity Huber LogCosh MeanAbsoluteError MeanSquaredError "
+        "cosine_similarity huber log_cosh mae mse own_loss own_rows_loss "
+        "OwnRowWise OwnWhole",
+    ),
+    **suiting(POSITIVE, "MeanSquaredLogarithmicError Poisson poisson"),
+    **suiting(SIGNS, "Hinge SquaredHinge hinge squared_hinge"),
+    **suiting(Suits(("binary", "one_hot"), "sigmoid"), "Dice Tversky"),
     "CategoricalHinge": Suits(("one_hot",)),
     "Circle": Suits(("ids",), None, 2),
-    "CosineSimilarity": REAL,
-    "Dice": Suits(("binary", "one_hot"), "sigmoid"),
-    "Hinge": Suits(("binary", "signs", "ternary")),
-    "Huber": REAL,
     "KLDivergence": Suits(("one_hot", "positive"), "softmax"),
-    "LogCosh": REAL,
-    "MeanAbsoluteError": REAL,
     "MeanAbsolutePercentageError": Suits(("positive",)),
-    "MeanSquaredError": REAL,
-    "MeanSquaredLogarithmicError": POSITIVE,
-    "Poisson": POSITIVE,
-    "SparseCategoricalCrossentropy": Suits(("ids",), "softmax"),
-    "SquaredHinge": Suits(("binary", "signs", "ternary")),
-    "Tversky": Suits(("binary", "one_hot"), "sigmoid"),
-    "binary_crossentropy": Suits(("binary",), "sigmoid"),
-    "categorical_crossentropy": Suits(("one_hot",), "softmax"),
-    "cosine_similarity": REAL,
-    "dice": Suits(("binary",), "sigmoid"),
-    "hinge": Suits(("binary", "signs", "ternary")),
-    "huber": REAL,
-    "kl_divergence": Suits(("one_hot",), "softmax"),
-    "log_cosh": REAL,
-    "mae": REAL,
-    "mse": REAL,
-    "poisson": POSITIVE,
-    "sparse_categorical_crossentropy": Suits(("ids",), "softmax"),
-    "squared_hinge": Suits(("binary", "signs", "ternary")),
-    "tversky": Suits(("binary",), "sigmoid"),
-    "own_loss": REAL,
-    "own_rows_loss": REAL,
-    "OwnRowWise": REAL,
-    "OwnWhole": REAL,
 }
 STATEFUL = {"CountingRows": REAL, "DrawingRows": REAL, "TFCountingRows": REAL}
 SUITS = {**LOSSES, **STATEFUL}
@@ -161,37 +154,26 @@ class OwnMetric(keras.metrics.Metric):
 
 
 METRICS = {
-    "AUC": Suits(("binary",), "sigmoid"),
-    "BinaryAccuracy": Suits(("binary",), "sigmoid"),
-    "BinaryIoU": Suits(("binary",), "sigmoid"),
+    **suiting(
+        BINARY,
+        "AUC BinaryAccuracy BinaryIoU Precision Recall function=dice "
+        "function=tversky loss=Dice",
+    ),
+    **suiting(ONE_HOT, "KLDivergence OneHotIoU"),
+    **suiting(
+        REAL,
+        "ConcordanceCorrelation CosineSimilarity MeanAbsoluteError "
+        "MeanSquaredError PearsonCorrelation RootMeanSquaredError mse "
+        "loss=MeanSquaredError own_loss OwnMetric",
+    ),
+    **suiting(SIGNS, "Hinge SquaredHinge hinge loss=Hinge"),
     "CategoricalAccuracy": Suits(("one_hot",)),
-    "ConcordanceCorrelation": REAL,
-    "CosineSimilarity": REAL,
     "F1Score": Suits(("one_hot",), "softmax", 2),
-    "Hinge": Suits(("binary", "signs", "ternary")),
-    "KLDivergence": Suits(("one_hot",), "softmax"),
-    "MeanAbsoluteError": REAL,
-    "MeanSquaredError": REAL,
-    "OneHotIoU": Suits(("one_hot",), "softmax"),
-    "PearsonCorrelation": REAL,
     "Poisson": POSITIVE,
-    "Precision": Suits(("binary",), "sigmoid"),
     "R2Score": Suits(("real",), None, 2),
-    "Recall": Suits(("binary",), "sigmoid"),
-    "RootMeanSquaredError": REAL,
     "SparseCategoricalAccuracy": Suits(("ids",)),
-    "SquaredHinge": Suits(("binary", "signs", "ternary")),
     "accuracy": Suits(("binary", "one_hot", "ids"), "sigmoid"),
-    "function dice": Suits(("binary",), "sigmoid"),
-    "function tversky": Suits(("binary",), "sigmoid"),
-    "hinge": Suits(("binary", "signs", "ternary")),
     "mae": Suits(("real", "binary", "positive")),
-    "mse": REAL,
-    "loss Dice": Suits(("binary",), "sigmoid"),
-    "loss Hinge": Suits(("binary", "signs", "ternary")),
-    "loss MeanSquaredError": REAL,
-    "own_loss": REAL,
-    "OwnMetric": REAL,
 }
 OWN_METRICS: dict[str, Any] = {"own_loss": own_loss, "OwnMetric": OwnMetric}
 METRIC_OPTIONS: dict[str, Options] = {
@@ -202,10 +184,10 @@ METRIC_OPTIONS: dict[str, Options] = {
 
 def metric(name: str) -> Any:
     """A metric, as it is given to `compile`."""
-    if name.startswith("loss "):
-        return getattr(keras.losses, name.removeprefix("loss "))()
-    if name.startswith("function "):
-        return getattr(keras.losses, name.removeprefix("function "))
+    what, _, of_losses = name.partition("=")
+    if of_losses:
+        found = getattr(keras.losses, of_losses)
+        return found() if what == "loss" else found
     if name.islower():
         return OWN_METRICS.get(name, name)
     cls = OWN_METRICS.get(name) or getattr(keras.metrics, name)

@@ -56,13 +56,7 @@ def expected_numbers(
 
 
 class _Nudge(keras.callbacks.Callback):
-    """Changes initial weights in their last bits.
-
-    Args:
-        seed: For the changes.
-        size: Of the changes.
-        x: Inputs, for which the model is built.
-    """
+    """Changes initial weights in their last bits."""
 
     def __init__(self, seed: int, size: float, x: Any):
         super().__init__()

@@ -11,12 +11,7 @@ from own_layers import Holder, register
 
 
 class Kept(Holder):
-    """Updates its state while training, and uses it.
-
-    Args:
-        reads: Which value is used: the one from "before" the update, from
-            "after" it, or "none".
-    """
+    """Updates its state while training, and uses it."""
 
     HELD = ("reads",)
     reads = "none"

@@ -15,12 +15,7 @@ from own_layers import Around, Holder, build, register
 
 @register
 class FrozenWeight(Holder):
-    """Has a weight that is frozen by itself, and trained later.
-
-    Args:
-        made: With which `trainable` the weight is made.
-        when: It is to be trained: "at once", or "later".
-    """
+    """Has a weight that is frozen by itself, and trained later."""
 
     HELD = ("made", "when")
     made, when = False, "later"
@@ -65,24 +60,20 @@ SIZES: dict[str, Callable[[int], bool]] = {
 }
 
 
-@register
-class Sized(Holder):
-    """Calls two layers, and looks at a size that it knows.
-
-    Args:
-        first: A layer.
-        second: Another one.
-        axis: Of the size.
-        size: Which one makes a difference.
-        phase: `training`, or None where it does so always.
-    """
-
-    HELD = ("first", "second", "axis", "size", "phase")
-    phase = None
+class OfTwo(Holder):
+    """Calls two layers, and does more in training, or in inference."""
 
     def build(self, shape):
         build(self.first, shape)
         build(self.second, shape)
+
+
+@register
+class Sized(OfTwo):
+    """Looks at a size that it knows."""
+
+    HELD = ("first", "second", "axis", "size", "phase")
+    phase = None
 
     def call(self, x, training=None):
         y, size = self.second(self.first(x)), ops.shape(x)[self.axis]
@@ -93,25 +84,11 @@ class Sized(Holder):
 
 
 @register
-class Changed(Holder):
-    """Calls two layers, and scales by what is changed later.
-
-    Args:
-        first: A layer.
-        second: Another one.
-        phase: `training` where the change matters.
-    """
+class Changed(OfTwo):
+    """Scales by what is changed later."""
 
     HELD = ("first", "second", "phase")
-    phase = False
-
-    def __init__(self, *held, **kwargs):
-        super().__init__(*held, **kwargs)
-        self.scale = 1.0
-
-    def build(self, shape):
-        build(self.first, shape)
-        build(self.second, shape)
+    phase, scale = False, 1.0
 
     def call(self, x, training=None):
         scale = self.scale if bool(training) == self.phase else 1.0

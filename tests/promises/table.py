@@ -19,8 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from device_names import names
-from functional import Twice
-from functional_kinds import FUNCTIONAL
+from functional import FUNCTIONAL, Twice
 from keras import layers as kl
 from kinds import (
     KINDS,
@@ -70,33 +69,19 @@ POINT = ("model", "k", "m", "schedule")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is trained, and how.
+    """What is trained, and how."""
 
-    Attributes:
-        model: One of `MODELS`.
-        k: Cells.
-        m: Micro-batches of a replica.
-        schedule: By its name, or "written".
-        remat: Name of a rule, or "mapping" for several.
-        feature: One of `FEATURES` or `MODES`.
-        replicas: Their number.
-        optimizer: One of `OPTIMIZERS`.
-        epochs: Of `fit`; one of them is one step.
-        infers: Whether validation and prediction are compared, too.
-        compiled: Whether XLA compiles cells.
-    """
-
-    model: str
+    model: str  # one of `MODELS`
     k: int = 2
-    m: int = 3
-    schedule: str = "gpipe"
-    remat: str = "except_last"
-    feature: str = "none"
+    m: int = 3  # micro-batches of a replica
+    schedule: str = "gpipe"  # or "written"
+    remat: str = "except_last"  # or "mapping" for several rules
+    feature: str = "none"  # one of `FEATURES` or `MODES`
     replicas: int = 1
     optimizer: str = "momentum"
-    epochs: int = 1
-    infers: bool = False
-    compiled: bool = False
+    epochs: int = 1  # one of them is one step
+    infers: bool = False  # compares validation and prediction, too
+    compiled: bool = False  # by XLA
 
     def __str__(self) -> str:
         """The point, and what is not the default of the rest."""
@@ -337,7 +322,7 @@ def smoothed():
 IDS = tokens(4, 13, False)
 MODELS: dict[str, Kind] = {
     **KINDS,
-    **{name: kind for name, (kind, _) in FUNCTIONAL.items()},
+    **FUNCTIONAL,
     "attending": Kind(
         attending, lambda rng: [tokens(5, 9)(rng), normal(7, 6)(rng)], normal(2)
     ),
@@ -384,16 +369,7 @@ MODELS: dict[str, Kind] = {
 
 # -------------------------------------------------------------- what is trained
 def train(kind, make, optimizer, epochs=1, infers=False, model=None):
-    """Trains; returns the model, its history and outputs if it infers.
-
-    Args:
-        kind: Layers, data, and how they are trained.
-        make: Makes a model of layers.
-        optimizer: To compile it with.
-        epochs: If there is one, it is one step.
-        infers: Whether to validate and predict.
-        model: One that has begun to train, to go on with.
-    """
+    """Trains; returns the model, its history and outputs if it infers."""
     rng = np.random.default_rng(3)
     if model is None:
         keras.utils.set_random_seed(5)
@@ -492,13 +468,7 @@ def numbers(case, policy):
 
 
 def assert_same(case, against, tolerance=1e-10):
-    """Trains a case, and compares variables, history and outputs.
-
-    Args:
-        case: A pipeline, in float64 where it is compared with Keras.
-        against: "keras": plain Keras, to rounding; or another case.
-        tolerance: Of differences; 0 for the same bits.
-    """
+    """Trains a case, and compares variables, history and outputs."""
     if against == "keras":
         model, found = trained(case)
         assert len(model.cells()) == case.k

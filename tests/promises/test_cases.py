@@ -201,19 +201,6 @@ CASES = {
         dense(),
         **ONE,
     ),
-    # These are told of.
-    "rows mixed in micro-batches": case(
-        ("mixed", {"how": "scan", "place": "branch"}), dense()
-    ),
-    "skipped": case(
-        dense(),
-        ("batch_norm", {"momentum": 0.8}),
-        dense(),
-        bad_row=4,
-        rows=9,
-        batch_size=3,
-        schedule="1f1b",
-    ),
     "bytes": case(
         ("rescaling", {"scale": 1 / 128}),
         dense(),
@@ -224,18 +211,13 @@ CASES = {
     "a condition": case(
         dense(), "choice", dense(), remat=0.6, then="file", source="uneven"
     ),
-    # Mini-batches of 4 and 3 rows, neither of which three divide.
-    "a condition, compiled": case(
-        dense(), "choice", dense(), remat="always", jit_compile=True
-    ),
 }
 
 
 # Others have most of what these have, or take longest.
 SLOW = {
-    *("a condition, compiled", "changed later", "complex state"),
-    *("losses of layers", "other dtypes", "scaled losses", "sizes"),
-    "state read at once",
+    *("changed later", "complex state", "losses of layers", "other dtypes"),
+    *("scaled losses", "sizes", "state", "state read at once"),
 }
 
 

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as kl
+from quick import quick
 
 import tfgpipe
 from tfgpipe.callbacks import Checkpoint
 
-COUNT = 1000
 KINDS = "cut flip flip zeros empty missing swapped longer".split()
 
 
@@ -59,9 +59,7 @@ def damage(rng, path, others):
     return kind
 
 
-@pytest.mark.parametrize(
-    "count", [20, pytest.param(COUNT, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("count", quick([20, 1000], [20]))
 def test_damaged_checkpoint_is_healed_by_the_one_before(tmp_path, count):
     model, x = made(), np.ones((8, 4))
     saved = {}
@@ -95,9 +93,7 @@ def test_damaged_checkpoint_is_healed_by_the_one_before(tmp_path, count):
     assert healed > 0.9 * count
 
 
-@pytest.mark.parametrize(
-    "count", [20, pytest.param(COUNT, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("count", quick([20, 1000], [20]))
 def test_damaged_model_file_is_refused(tmp_path, count):
     """Or is loaded as it was saved: not every byte means something."""
     model, x = made(), np.ones((8, 4))

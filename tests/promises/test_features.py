@@ -14,6 +14,7 @@ from crossing import sent_tensors
 from device_names import names
 from graphs import called, is_task, operations, step_graph, tasks
 from keras import layers as kl
+from quick import quick
 
 import tfgpipe
 from tfgpipe.devices.names import same_device
@@ -130,6 +131,7 @@ def test_weights_and_slots_are_on_the_host_or_any_device(where):
         assert not same_device(variable.value.device, HOST)
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_on_the_host_and_may_be_trained_again():
     found = []
     for weights_on in ("devices", "host"):
@@ -248,20 +250,17 @@ def test_mini_batches_of_any_number_of_rows():
     assert_close(*found)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param({"k": 1}, marks=pytest.mark.slow),
-        {"k": 4},  # the last cell is the head alone
-        {"remat_groups": 2, "layers_per_cell": [2, 2]},
-        pytest.param({"remat": 0.5}, marks=pytest.mark.slow),
-        pytest.param(
-            {"weights_on": "host", "devices": names(3)[1:]},
-            marks=pytest.mark.slow,
-        ),
-        {"m": 3, "schedule": "F0 F1 F2 B2 B1 B0\nF0 F1 B0 F2 B1 B2"},
-    ],
-)
+BESIDE = [
+    {"k": 4},  # the last cell is the head alone
+    {"k": 1},
+    {"remat_groups": 2, "layers_per_cell": [2, 2]},
+    {"remat": 0.5},
+    {"weights_on": "host", "devices": names(3)[1:]},
+    {"m": 3, "schedule": "F0 F1 F2 B2 B1 B0\nF0 F1 B0 F2 B1 B2"},
+]
+
+
+@pytest.mark.parametrize("arguments", quick(BESIDE, BESIDE[:1]))
 @pytest.mark.usefixtures("float64")
 def test_heads_in_parts_beside_other_arguments(arguments):
     found = []
@@ -289,24 +288,27 @@ def test_logits_of_a_part_are_there_alone():
 
 
 @pytest.mark.parametrize(
-    ("last", "who"),
+    ("last", "loss", "words"),
     [
-        (lambda: kl.Dropout(0.5), "dropout"),
-        (kl.BatchNormalization, "batch_normalization"),
-        (lambda: kl.Dense(WORDS, activity_regularizer="l2"), "dense"),
+        (lambda: kl.Dropout(0.5), "mse", "must be 1.*'dropout"),
+        (kl.BatchNormalization, "mse", "must be 1.*'batch_normalization"),
+        (
+            lambda: kl.Dense(WORDS, activity_regularizer="l2"),
+            "mse",
+            "must be 1.*'dense",
+        ),
+        (
+            lambda: kl.Dense(WORDS),
+            lambda y, y_pred: keras.ops.mean(y_pred),
+            "does not add up",
+        ),
     ],
 )
-def test_what_parts_do_not_add_up_to_is_refused(last, who):
-    with pytest.raises(ValueError, match=f"`head_parts` must be 1.*'{who}"):
-        in_parts(last=[kl.Dense(WORDS, name="wide"), last()]).fit(
-            *tokens(), verbose=0
-        )
-
-
-def test_a_loss_of_the_mini_batch_is_refused():
-    model = in_parts()
-    model.compile("sgd", lambda y, y_pred: keras.ops.mean(y_pred))
-    with pytest.raises(ValueError, match="does not add up"):
+def test_what_parts_do_not_add_up_to_is_refused(last, loss, words):
+    model = in_parts(last=[kl.Dense(WORDS, name="wide"), last()])
+    if loss != "mse":
+        model.compile("sgd", loss)
+    with pytest.raises(ValueError, match=words):
         model.fit(*tokens(), verbose=0)
 
 
@@ -375,12 +377,6 @@ def test_activations_of_shards_go_to_the_host_and_come_back():
         assert times[op][0] > times[op._replace(kind="offload")][1]
 
 
-@pytest.mark.filterwarnings("error")
-def test_one_cell_with_shards_waits_for_no_other():
-    model = sharded({"wide": names(8)[4:6]}, k=1, m=1, devices=names(1))
-    model.fit(np.ones((4, 4)), np.ones((4, 6)), verbose=0)
-
-
 class Scaled(kl.Dense):
     """Makes something of its weights."""
 
@@ -411,35 +407,6 @@ def test_subclasses_that_compute_columns_have_shards(kind):
     assert_close(found, fitted(keras.Sequential(layers())))
 
 
-class Varied(keras.Model):
-    """Calls its layers in evaluation otherwise than in training."""
-
-    def __init__(self, by):
-        super().__init__()
-        self.by = by
-        self.one, self.other = (kl.Dense(4, "tanh", name=n) for n in "ab")
-
-    def call(self, x, training=False):
-        one, other = self.one, self.other
-        if self.by == "order" and not training:
-            one, other = other, one
-        y = other(inputs=one(x))
-        return one(y) if self.by == "number" and not training else y
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("by", ["order", "number", "nothing"])
-def test_calls_that_cells_were_not_made_for_are_whole(by):
-    def model():
-        keras.utils.set_random_seed(1)
-        made = Varied(by)
-        made(np.zeros((2, 4)), training=True)
-        return made
-
-    assert_close(fitted(sharded({"a": 2, "b": 2}, model())), fitted(model()))
-
-
 class Block(kl.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -450,19 +417,21 @@ class Block(kl.Layer):
         return x + self.narrow(self.wide(x))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
-def test_names_may_say_what_is_around_a_layer():
+@pytest.mark.parametrize(
+    ("shards", "count"), [({"wide": 2}, 3), ({"block_1/wide": 2}, 1)]
+)
+def test_names_may_say_what_is_around_a_layer(shards, count):
     def blocks():
         keras.utils.set_random_seed(1)
         inner = [Block(name=f"block_{i}") for i in range(3)]
         return keras.Sequential([keras.Input((4,)), *inner])
 
-    expected = fitted(blocks())
-    for shards, count in ({"wide": 2}, 3), ({"block_1/wide": 2}, 1):
-        model = sharded(shards, blocks())
-        assert_close(fitted(model), expected)
-        on_host = [v for v in model.weights if "CPU:0" in v.value.device]
-        assert len(on_host) == 2 * count
+    model = sharded(shards, blocks())
+    assert_close(fitted(model), fitted(blocks()))
+    on_host = [v for v in model.weights if "CPU:0" in v.value.device]
+    assert len(on_host) == 2 * count
 
 
 def attending(heads=3, dropout=0.0):
@@ -475,20 +444,20 @@ def norm():
     return kl.LayerNormalization(name="norm")
 
 
+def replaced():
+    layer = kl.Dense(4, name="replaced")
+    layer.call = lambda x, training: keras.ops.softmax(x)
+    return layer
+
+
 # Shards, layers other than the usual ones, and what is said.
 WRONG = {
-    "no such layer": (
-        {"word": 2},
-        None,
-        "must name layers that the model call",
-    ),
-    "no columns": ({"norm": 2}, None, "must name layers that the model call"),
+    "no such layer": ({"word": 2}, None, "must name layers that the model"),
+    "no columns": ({"norm": 2}, None, "must name layers that the model"),
     "too few columns": ({"dense": names(8)[:4]}, None, "at least as many"),
-    "one device": ({"dense": 1}, None, "from 2 to the 2 of a replica"),
     "too many": ({"dense": 3}, None, "from 2 to the 2 of a replica"),
     "twice the same": ({"dense": names(1) * 2}, None, "each once"),
     "unknown": ({"dense": [*names(1), "GPU:99"]}, None, "TensorFlow lists"),
-    "no dict": (["dense"], None, "must map the name of a layer"),
     "other weights": (
         {"dense": 2},
         lambda: [keras.Input((4,)), Scaled(4, name="dense"), norm()],
@@ -504,6 +473,11 @@ WRONG = {
         lambda: attending(3, 0.1),
         "without dropout",
     ),
+    "another call": (
+        {"replaced": 2},
+        lambda: [keras.Input((4,)), replaced(), kl.Dense(4)],
+        "is_column_wise",
+    ),
 }
 
 
@@ -517,13 +491,9 @@ def test_wrong_shards_are_refused(wrong):
         sharded(shards, layers, k, devices=names(k))
 
 
-def test_heads_in_parts_have_no_shards_and_a_replaced_call_neither():
+def test_heads_in_parts_have_no_shards():
     with pytest.raises(ValueError, match="`head_parts` must be 1"):
         sharded({"wide": names(8)[4:6]}, k=1, devices=names(1), head_parts=2)
-    replaced = kl.Dense(4)
-    replaced.call = lambda x, training: keras.ops.softmax(x)
-    with pytest.raises(ValueError, match="is_column_wise"):
-        sharded({replaced.name: 2}, [keras.Input((4,)), replaced, kl.Dense(4)])
 
 
 def test_masks_of_single_heads_are_refused():

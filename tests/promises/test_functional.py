@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 from beside_keras import assert_close, normal, pipeline, trained
 from crossing import sent_tensors
-from functional import (
-    nested,
-    optional,
-)
-from functional_kinds import FUNCTIONAL
+from functional import FUNCTIONAL, MOST, nested, optional
 from keras import layers as kl
 from keras_versions import MASKED_LOSS_RTOL, NAMES_METRICS_OF_DICTS
 from table import Case, assert_file_goes_on, assert_same
@@ -32,14 +28,14 @@ CASES = [
         Case(
             name,
             2 if name in FEW_LAYERS else 3,
-            m,
+            MOST.get(name, 3),
             epochs=2,
             infers=name == "siamese",
         ),
         id=name,
         marks=[] if name in QUICK else pytest.mark.slow,
     )
-    for name, (_, m) in FUNCTIONAL.items()
+    for name in FUNCTIONAL
 ]
 
 
@@ -57,23 +53,6 @@ def test_functional_model_trains_as_in_keras_whatever_k(case):
 @pytest.mark.parametrize("case", CASES)
 def test_trained_bits_do_not_depend_on_k(case):
     assert_same(case, dataclasses.replace(case, k=1), 0)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.slow)
-        for case in (
-            Case("unet", 3, 3, "1f1b"),
-            Case("unet", 3, 3, "zero_bubble"),
-            Case("unet", 2, 3, replicas=2),
-            Case("unet", 2, 3, feature="eagerly"),
-        )
-    ],
-    ids=str,
-)
-def test_skips_of_other_ways_to_train(case):
-    assert_same(case, "keras")
 
 
 def test_keras_file_goes_on_at_another_k():

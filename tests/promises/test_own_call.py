@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers as kl
 from quick import quick
 
@@ -13,14 +12,6 @@ from tools.zoo.own_calls import SAMPLES, TransformerBlock
 pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(12, 8)), RNG.normal(size=(12, 4))
-
-
-@pytest.fixture
-def as_written():
-    """TensorFlow's graph optimiser, which regroups sums, is off."""
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": True}
-    )
 
 
 def trained(name, k, m=1, **arguments):
@@ -41,7 +32,7 @@ def trained(name, k, m=1, **arguments):
 # Without dropout and batch normalisation several micro-batches are Keras's.
 CASES = quick(
     [name for name, sample in SAMPLES.items() if not sample.is_whole],
-    ["causal lm with masks", "encoder dict outputs", "python state"],
+    ["encoder dict outputs", "python state"],
 )
 # The gradients of three uses of a weight and more are added in another order.
 USED_OFTEN = {"time loop"}

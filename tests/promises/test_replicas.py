@@ -27,7 +27,6 @@ from tiny import (
     fit,
     quickly,
     random_layers,
-    state,
 )
 
 import tfgpipe
@@ -48,7 +47,7 @@ CASES = [
     )
 ]
 CASES[-1] = dataclasses.replace(CASES[-1], infers=True)
-QUICK = [case for case in CASES if case.model in ("dense", "lookups")]
+QUICK = CASES[:1]
 
 
 def dealt():
@@ -123,55 +122,35 @@ def on_grid(grid):
         )
 
 
-def seeds(model):
-    cells = model.built_for("a test").cells
-    return [v.numpy() for cell in cells for v in cell.seeds]
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("before", "after", "files"),
-    [
-        (*GRIDS, ["keras", "checkpoint"]),
-        pytest.param(
-            *(*reversed(GRIDS), ["weights.h5"]), marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_training_goes_on_exactly_at_another_grid(
-    before, after, files, tmp_path
-):
+@pytest.mark.parametrize("before", GRIDS)
+def test_training_goes_on_exactly_at_another_grid(before, tmp_path):
     """Slots, seeds and statistics too; from every kind of file."""
-    first = on_grid(before)
+    (after,) = GRIDS.keys() - {before}
+    first, path = on_grid(before), str(tmp_path / "checkpoint")
     fit(first, *data())
     first.save(tmp_path / "model.keras")
     first.save_weights(tmp_path / "model.weights.h5")
-    checkpoint = tf.train.Checkpoint(model=first, optimizer=first.optimizer)
-    checkpoint.write(str(tmp_path / "checkpoint"))
+    models = [on_grid(after), on_grid(after)]
+    checkpoints = [
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        for model in (first, models[1])
+    ]
+    checkpoints[0].write(path)
+    models[0].load_weights(tmp_path / "model.weights.h5")
+    checkpoints[1].read(path)
+    with tfgpipe.PipelineStrategy(*after).scope():
+        file = tmp_path / "model.keras"
+        loaded = tfgpipe.load_model(file, num_micro_batches=GRIDS[after])
+    assert (loaded.num_replicas, loaded.num_partitions) == after
 
     def continued(model):
         fit(model, *data(), initial_epoch=2, epochs=4)
-        return state(model), seeds(model)
+        return mixed.numbers(model)
 
     expected = continued(first)
-    models = []
-    if "keras" in files:
-        with tfgpipe.PipelineStrategy(*after).scope():
-            loaded = tfgpipe.load_model(
-                tmp_path / "model.keras", num_micro_batches=GRIDS[after]
-            )
-        assert (loaded.num_replicas, loaded.num_partitions) == after
-        models.append(loaded)
-    if "weights.h5" in files:
-        models.append(on_grid(after))
-        models[-1].load_weights(tmp_path / "model.weights.h5")
-    if "checkpoint" in files:
-        models.append(on_grid(after))
-        checkpoint = tf.train.Checkpoint(
-            model=models[-1], optimizer=models[-1].optimizer
-        )
-        checkpoint.read(str(tmp_path / "checkpoint"))
-    for model in models:
+    for model in (*models, loaded):
         assert_close(continued(model), expected)
 
 
@@ -250,9 +229,9 @@ def ancestors(op):
     found, waiting = set(), [op]
     while waiting:
         op = waiting.pop()
-        before = [t.op for t in op.inputs] + list(op.control_inputs)
-        waiting += [o for o in before if o not in found]
-        found.update(before)
+        before = {*(t.op for t in op.inputs), *op.control_inputs} - found
+        waiting += before
+        found |= before
     return found
 
 
@@ -264,25 +243,20 @@ def test_gradients_are_added_up_while_other_cells_still_work():
     sums = [op for op in tasks(graph) if "sum_of_gradients" in op.name]
     # a kernel and a bias, each on its owner's device
     assert sorted(op.device[-1] for op in sums) == list("012345")
-    other = [op for op in tasks(graph) if op not in sums]
+    others = [op for op in tasks(graph) if op not in sums]
     for op in sums:
-        k = int(op.device[-1]) % 3
-        (update, *_) = (
+        update = next(
             o
             for o in graph.get_operations()
             if o.device == op.device
             and "PartitionedCall" in o.type
-            and o not in other
+            and o not in others
             and op in ancestors(o)
         )
         before = ancestors(update)
-        for other_k in range(3):
-            own = {
-                o for o in other if o.device[-1] in f"{other_k}{other_k + 3}"
-            }
-            num_waited = len(own & before)
+        for k in range(3):
+            own = {o for o in others if o.device[-1] in f"{k}{k + 3}"}
             # 2 forward tasks a replica; behind them recomputation and gradients
-            if other_k < k:
-                assert num_waited == 4
-            else:
-                assert num_waited > 4
+            waited = len(own & before)
+            assert waited >= 4
+            assert (waited == 4) == (k < int(op.device[-1]) % 3)

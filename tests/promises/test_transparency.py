@@ -18,6 +18,7 @@ from matrix import (
     arguments,
     largest_difference,
 )
+from quick import quick
 from table import (
     FEATURES,
     LOOPS,
@@ -67,23 +68,14 @@ CASES = dealt()
 # Others have as much, and take less.
 SLOW = {
     *("attention", "complex", "dense", "frozen", "hinge"),
-    *("masked_sequence", "sum", "user_loss", "weighted_mean"),
+    *("masked_sequence", "sum", "tied", "user_loss", "weighted_mean"),
 }
 
 
-def slow(cases, quick=()):
-    """Cases, by their names; those that are not quick are slow tests.
-
-    Quick are some of them, or their indices.
-    """
-    return [
-        pytest.param(
-            case,
-            id=str(case),
-            marks=[] if i in quick or case in quick else pytest.mark.slow,
-        )
-        for i, case in enumerate(cases)
-    ]
+def slow(cases, chosen=()):
+    """Cases, of which those with some indices are quick."""
+    cases = [*cases]
+    return [*quick(cases, [cases[i] for i in chosen])]
 
 
 def dealt_by_schedule():
@@ -177,11 +169,11 @@ def test_cases_have_counts_that_must_be_known_ahead():
 @pytest.mark.parametrize(
     "case",
     [
-        *slow(CASES, [case for case in CASES if case.model not in SLOW]),
-        *slow(COMPILED, [1, 2, 3, 6]),
-        *slow(BLOCKS, [BLOCKS[0]]),
-        *slow([*dealt_by_schedule(), *dealt_compiled()]),
+        *quick(CASES, [case for case in CASES if case.model not in SLOW]),
+        *slow(COMPILED, [1, 3, 6]),
+        *slow([*BLOCKS, *dealt_by_schedule(), *dealt_compiled()]),
     ],
+    ids=str,
 )
 def test_fit_in_float64_equals_keras(case):
     infers = (case.k, case.m) in ((1, 1), (4, 4)) and not case.compiled
@@ -193,8 +185,8 @@ def test_fit_in_float64_equals_keras(case):
 FEATURED = [*dealt_features()]
 # What else is quick has heads in parts, shards, and weights on the host.
 FIRST = [
-    Case("attention", 2, 3, feature="groups"),
     Case("complex", 4, 3, "zero_bubble_v", feature="a share and a rule"),
+    Case("counters", feature="groups"),
     Case("dense", feature="skipping"),
     Case("inputs", 2, 3, "1f1b", "never", "offload"),
     Case("outputs", feature="eagerly"),
@@ -232,7 +224,7 @@ SPECIAL = [
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
-@pytest.mark.parametrize("case", slow(SPECIAL, [0, 2, 4, 6, 7]))
+@pytest.mark.parametrize("case", slow(SPECIAL, [0, 2, 6, 7]), ids=str)
 def test_special_model_with_a_feature_equals_keras(case):
     assert_same(case, "keras")
 
@@ -241,12 +233,13 @@ def test_special_model_with_a_feature_equals_keras(case):
 @pytest.mark.parametrize(
     "case",
     [
-        *slow([*FIRST, *FEATURED], FIRST),
-        *slow(REPLICATED, REPLICATED[-1:]),
-        *slow(DRAWING, DRAWING[1:2]),
+        *FIRST,
+        *slow([case for case in FEATURED if case not in FIRST]),
+        *slow([*REPLICATED, *DRAWING], [0]),
         Case("mapped", 2, feature="a large share"),
         Case("recomputes_frozen", feature="weights on the host"),
     ],
+    ids=str,
 )
 def test_feature_has_the_numbers_of_a_pipeline_without(case):
     """The bits, if it adds up in the same order."""
@@ -256,36 +249,34 @@ def test_feature_has_the_numbers_of_a_pipeline_without(case):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("case", slow(BLOCKS, BLOCKS[:1]))
+@pytest.mark.parametrize("case", slow(BLOCKS, [0]), ids=str)
 def test_compiled_bits_of_equal_blocks_do_not_depend_on_k(case):
     assert_same(case, dataclasses.replace(case, k=1, schedule="gpipe"), 0)
 
 
-BITWISE = [
-    Case("pairs", 4),
-    Case("tied", 4),
-    Case("noisy", 4),
-    Case("noisy", 3, 2, replicas=2),
-]
-
-
-@pytest.mark.parametrize("case", slow(BITWISE, [BITWISE[0]]))
-def test_weights_are_bit_identical_for_any_number_of_cells(case):
-    assert_same(case, dataclasses.replace(case, k=1), 0)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            Case("pairs", 4, 3, "interleaved", "always"), marks=pytest.mark.slow
-        ),
+# A case, and another that has its bits.
+BITWISE = {
+    case: dataclasses.replace(case, k=1)
+    for case in (
+        Case("pairs", 4),
+        Case("tied", 4),
+        Case("noisy", 4),
+        Case("noisy", 3, 2, replicas=2),
+    )
+}
+# The gradients of micro-batches are added in the same order.
+BITWISE |= dict.fromkeys(
+    (
+        Case("pairs", 4, 3, "interleaved", "always"),
         Case("pairs", 2, 3, "zero_bubble", "always"),
-    ],
+    ),
+    Case("pairs", 1, 3, "1f1b", "never"),
 )
-def test_schedules_that_go_back_in_order_are_bit_identical(case):
-    """The gradients of micro-batches are added in the same order."""
-    assert_same(case, Case("pairs", 1, 3, "1f1b", "never"), 0)
+
+
+@pytest.mark.parametrize("case", slow(BITWISE, [0, 5]), ids=str)
+def test_weights_are_bit_identical_for_any_number_of_cells(case):
+    assert_same(case, BITWISE[case], 0)
 
 
 FILES = [
@@ -297,7 +288,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("case", slow(FILES, [3, 4]))
+@pytest.mark.parametrize("case", slow(FILES, [3]), ids=str)
 def test_file_goes_on_with_other_cells_bit_by_bit(case):
     changes = {"num_partitions": 2, "schedule": "gpipe"}
     assert_file_goes_on(case, **changes, weights_on="devices")
@@ -311,17 +302,12 @@ class Stop(kl.Layer):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("k", "schedule"), [(4, "zero_bubble"), (4, "zero_bubble_v")]
-)
-def test_cell_without_gradients_of_its_inputs_does_not_stop_others(k, schedule):
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zero_bubble_v"])
+def test_cell_without_gradients_of_its_inputs_does_not_stop_others(schedule):
     """What comes before it has a loss of its own."""
     x = np.random.default_rng(0).normal(size=(8, 4))
-    found = []
-    for make in (
-        Plain,
-        lambda own: tfgpipe.GPipe(own, **arguments(k, 4, schedule, "never")),
-    ):
+    found, given = [], arguments(4, 4, schedule, "never")
+    for make in (Plain, lambda own: tfgpipe.GPipe(own, **given)):
         keras.utils.set_random_seed(1)
         own = kl.Dense(4, "tanh", activity_regularizer="l2")
         model = make([kl.Dense(4), kl.Dense(4), own, Stop(), kl.Dense(4)])
@@ -332,83 +318,59 @@ def test_cell_without_gradients_of_its_inputs_does_not_stop_others(k, schedule):
 
 
 # ------------------------------------------------------- schedule by schedule
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    ("case", "other"),
+    "case",
     [
         # Masks follow from the micro-batch, not from when it is computed.
-        pytest.param(
-            Case("noisy", 4, 3, "written"),
-            Case("noisy", 4, 3),
-            marks=pytest.mark.slow,
-        ),
+        Case("noisy", 4, 3, "written"),
         # A mask that depends on what layers compute is known ahead.
-        (
-            Case("drawn_mask", 5, 3, "written", "always"),
-            Case("drawn_mask", 5, 3, "gpipe", "always"),
-        ),
+        Case("drawn_mask", 5, 3, "written", "always"),
     ],
-    ids=["noisy", "mask"],
+    ids=str,
 )
-def test_numbers_do_not_depend_on_the_schedule(case, other):
-    assert_same(case, other, 1e-12)
+def test_numbers_do_not_depend_on_the_schedule(case):
+    assert_same(case, dataclasses.replace(case, schedule="gpipe"), 1e-12)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
 @pytest.mark.parametrize(
     "case",
-    [
-        # A half of a task has nothing to carry.
-        Case("doubled", 3, 3, "zero_bubble", "always"),
-        Case("lookups", 2, 3),
-        pytest.param(
-            Case("lookups", 2, 2, feature="eagerly"), marks=pytest.mark.slow
-        ),
-        # A tensor that crosses twice is one for masks.
-        Case("masked_twice", 1, 1, remat="never", infers=True),
-        Case("masked_twice", 5, 3, infers=True),
-        # Its outputs are kept, but no gradient waits for them.
-        Case("whole_metric", 4, 3, "1f1b", "always"),
-    ],
+    slow(
+        [
+            # A half of a task has nothing to carry.
+            Case("doubled", 3, 3, "zero_bubble", "always"),
+            Case("lookups", 2, 3),
+            # A tensor that crosses twice is one for masks.
+            Case("masked_twice", 5, 3, infers=True),
+            # Its outputs are kept, but no gradient waits for them.
+            Case("whole_metric", 4, 3, "1f1b", "always"),
+            Case("masked_twice", 1, 1, remat="never", infers=True),
+            Case("lookups", 2, 2, feature="eagerly"),
+        ],
+        range(4),
+    ),
     ids=str,
 )
 def test_odd_model_equals_keras(case):
     assert_same(case, "keras")
 
 
-@pytest.mark.parametrize(
-    ("policy", "schedule"),
-    [
-        ("mixed_float16", "zero_bubble"),
-        *(
-            pytest.param(policy, schedule, marks=pytest.mark.slow)
-            for policy, schedule in (
-                ("mixed_float16", "1f1b"),
-                ("mixed_bfloat16", "1f1b"),
-                ("mixed_bfloat16", "zero_bubble"),
-            )
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_mixed_precision_does_not_depend_on_the_schedule(policy, schedule):
     keras.config.set_dtype_policy(policy)
     assert_same(Case("pairs", 2, 3, schedule), Case("pairs", 2), 1e-2)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "written",
-        # The split does not know the schedule, which `test_inputs.py`
-        # has for all counts.
-        *(pytest.param(name, marks=pytest.mark.slow) for name in NAMED),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("schedule", ["written", *NAMED])
 def test_batch_of_fewer_rows_than_micro_batches(schedule):
     """With rows that are known when the step is traced, and later."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
     x = np.random.default_rng(0).standard_normal((7, 4))
 
     def losses(make):
@@ -423,13 +385,9 @@ def test_batch_of_fewer_rows_than_micro_batches(schedule):
         model.fit(x, x, batch_size=5, verbose=0, shuffle=False)
         return found, [w.numpy() for w in model.weights]
 
-    expected = losses(Plain)
-    found = losses(
-        lambda layers: tfgpipe.GPipe(
-            layers, **arguments(4, 5, schedule, "never")
-        )
-    )
-    assert largest_difference(found, expected) < 1e-10
+    given = arguments(4, 5, schedule, "never")
+    found = losses(lambda layers: tfgpipe.GPipe(layers, **given))
+    assert largest_difference(found, losses(Plain)) < 1e-10
 
 
 # ---------------------------------------------------- losses of whole batches
@@ -439,23 +397,21 @@ class Overridden(tfgpipe.GPipe):
 
 
 @pytest.mark.parametrize(
-    ("cls", "loss", "schedule", "eagerly"),
+    ("cls", "loss", "schedule"),
     [
-        (tfgpipe.GPipe, user_loss, "1f1b", False),
-        (tfgpipe.GPipe, user_loss, "written", True),
-        (tfgpipe.GPipe, "huber", "interleaved", False),
-        (tfgpipe.GPipe, keras.losses.Dice(), "written", False),
-        (Overridden, "mse", "zero_bubble", False),
+        (tfgpipe.GPipe, user_loss, "1f1b"),
+        (tfgpipe.GPipe, "huber", "interleaved"),
+        (tfgpipe.GPipe, keras.losses.Dice(), "written"),
+        (Overridden, "mse", "zero_bubble"),
     ],
-    ids=["function", "eagerly", "name", "whole", "compute_loss"],
+    ids=["function", "name", "whole", "compute_loss"],
 )
 def test_loss_of_whole_mini_batches_needs_all_outputs_first(
-    cls, loss, schedule, eagerly
+    cls, loss, schedule
 ):
-    model = cls(
-        [kl.Dense(4), kl.Dense(2)], **arguments(2, 3, schedule, "never")
-    )
-    model.compile("sgd", loss, run_eagerly=eagerly)
+    layers = [kl.Dense(4), kl.Dense(2)]
+    model = cls(layers, **arguments(2, 3, schedule, "never"))
+    model.compile("sgd", loss)
     x, y = np.ones((6, 4)), np.ones((6, 2))
     with pytest.raises(ValueError, match="whole mini-batch"):
         model.train_on_batch(x, y)

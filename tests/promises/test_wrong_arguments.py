@@ -1,15 +1,42 @@
 """Every argument of the library, given wrongly, is an error that helps."""
 
+import collections
 import functools
+import inspect
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from wrong_values import VALUES, outcome
 
 import tfgpipe
 from tfgpipe import callbacks, timeline
+
+# What is given by mistake, by the words that tests name it with.
+VALUES = {
+    "None": None,
+    "True": True,
+    "0": 0,
+    "-1": -1,
+    "10**30": 10**30,
+    "1.5": 1.5,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "empty text": "",
+    "text": "wrong",
+    "bytes": b"wrong",
+    "[]": [],
+    "[None]": [None],
+    "['wrong']": ["wrong"],
+    "[-1, 0]": [-1, 0],
+    "{}": {},
+    "{'wrong': -1}": {"wrong": -1},
+    "array": np.zeros((2, 2)),
+    "tensor": tf.constant([1.5, -1.0]),
+    "function": lambda *args: "wrong",
+    "class": collections.OrderedDict,
+    "object": object(),
+}
 
 
 def layers():
@@ -30,195 +57,121 @@ def one_device():
     return tf.distribute.OneDeviceStrategy("CPU:0")
 
 
-PLAIN = {
-    "num_partitions": 2,
-    "num_micro_batches": 2,
-    "devices": None,
-    "layers_per_cell": None,
-    "schedule": "gpipe",
-    "remat": "never",
-    "remat_groups": 1,
-    "gradient_dtype": None,
-    "skip_nonfinite": False,
-    "skip_outliers": None,
-    "trial": "off",
-    "weights_on": "devices",
-    "head_parts": 1,
-    "shards": None,
+def measure(model, x, num_steps):
+    return timeline.measure(model, x, rows(), num_steps=num_steps)
+
+
+# Of each: what is right where there is no default, or the default is not meant,
+# as values or functions that make them; and which of `VALUES` are right.
+SPLIT = {"num_partitions": 2, "num_micro_batches": 2}
+OF_GPIPE = (
+    "devices gradient_dtype head_parts layers_per_cell remat remat_groups "
+    "schedule shards skip_nonfinite skip_outliers trial weights_on"
+).split()
+GIVEN = {
+    name: parameter.default
+    for name, parameter in inspect.signature(tfgpipe.GPipe).parameters.items()
+    if name in OF_GPIPE
 }
-
-
-class Target:
-    """Something to call, and arguments that are right.
-
-    Args:
-        call: Takes the arguments by name.
-        right: Values, or functions that make them.
-        accepted: Which of `VALUES` are right, by argument.
-    """
-
-    def __init__(self, call, right, accepted):
-        self.call, self.right = call, right
-        pairs = (part.split(": ") for part in accepted.split("; ") if part)
-        self.accepted = {name: words.split(", ") for name, words in pairs}
-
-    def __call__(self, **wrong):
-        made = {
-            name: value() if callable(value) else value
-            for name, value in self.right.items()
-            if name not in wrong
-        }
-        return self.call(**made, **wrong)
-
-
 TARGETS = {
-    "GPipe": Target(
-        tfgpipe.GPipe,
-        {"layers": layers, **PLAIN, "costs": "flops", "name": None},
-        (
-            "num_micro_batches: 10**30, None; devices: None; "
-            "layers_per_cell: None; remat: {}; remat_groups: None; "
-            "head_parts: 10**30; shards: None, {}; gradient_dtype: "
-            "None; skip_nonfinite: True; skip_outliers: None; name: "
-            "None, empty text, text"
-        ),
+    tfgpipe.GPipe: (
+        {"layers": layers, **SPLIT, **GIVEN, "trial": "off"},
+        "num_micro_batches: 10**30, None; devices: None; layers_per_cell: "
+        "None; remat: {}; remat_groups: None; head_parts: 10**30; shards: "
+        "None, {}; gradient_dtype: None; skip_nonfinite: True; skip_outliers: "
+        "None; name: None, empty text, text",
     ),
-    "PipelineStrategy": Target(
-        tfgpipe.PipelineStrategy,
-        {"num_replicas": 2, "num_partitions": 2, "devices": None},
+    tfgpipe.PipelineStrategy: (
+        {"num_replicas": 2, "num_partitions": 2},
         "devices: None",
     ),
-    "from_strategy": Target(
-        tfgpipe.PipelineStrategy.from_strategy,
+    tfgpipe.PipelineStrategy.from_strategy: (
         {"strategy": one_device, "num_partitions": 1},
         "",
     ),
-    "Schedule": Target(tfgpipe.Schedule, {"tasks": []}, ""),
-    "layers_of": Target(tfgpipe.layers_of, {"model": layers}, ""),
-    "profile": Target(
-        tfgpipe.profile,
+    tfgpipe.Schedule: ({"tasks": []}, ""),
+    tfgpipe.layers_of: ({"model": layers}, ""),
+    tfgpipe.profile: (
         {
             "layers": layers,
             "x": rows,
             "y": rows,
             "loss": "mse",
             "micro_batch_sizes": [2],
-            "device": None,
             "seconds": 0.01,
             "jit_compile": False,
-            "optimizer": "adam",
             "verbose": 0,
         },
-        (
-            "micro_batch_sizes: None; device: None; seconds: 10**30, "
-            "1.5; jit_compile: True; optimizer: None; verbose: True, 0"
-        ),
+        "micro_batch_sizes: None; device: None; seconds: 10**30, 1.5; "
+        "jit_compile: True; optimizer: None; verbose: True, 0",
     ),
-    "plan": Target(
-        tfgpipe.plan,
+    tfgpipe.plan: (
         {
             "layers": layers,
             "batch_size": 8,
-            "profile": None,
             "devices": 2,
-            "memory_limit": None,
             "machine": "v100",
-            "optimizer": "adam",
             "num_replicas": 1,
-            "inputs": None,
         },
-        (
-            "profile: None; devices: None; memory_limit: None, 10**30, "
-            "inf; optimizer: None; num_replicas: None; inputs: None"
-        ),
+        "profile: None; devices: None; memory_limit: None, 10**30, inf; "
+        "optimizer: None; num_replicas: None; inputs: None",
     ),
-    "Machine": Target(
-        tfgpipe.Machine,
+    tfgpipe.Machine: (
         {
             "flops": 1e12,
             "memory": 1e9,
             "memory_bandwidth": 1e9,
             "bandwidth": 1e9,
-            "latency": 0.0,
-            "task_seconds": 0.0,
-            "efficiency": 0.5,
         },
-        (
-            "flops: 10**30, 1.5; memory: 10**30, 1.5; memory_bandwidth: "
-            "10**30, 1.5; bandwidth: 10**30, 1.5; latency: 0, 10**30, "
-            "1.5; task_seconds: 0, 10**30, 1.5"
-        ),
+        "flops: 10**30, 1.5; memory: 10**30, 1.5; memory_bandwidth: 10**30, "
+        "1.5; bandwidth: 10**30, 1.5; latency: 0, 10**30, 1.5; task_seconds: "
+        "0, 10**30, 1.5",
     ),
-    "Checkpoint": Target(
-        callbacks.Checkpoint,
-        {
-            "folder": "checkpoints",
-            "every": None,
-            "keep": 3,
-            "best": None,
-            "mode": "auto",
-            "resumed": None,
-            "shared": True,
-            "on_signal": False,
-        },
-        (
-            "folder: text; every: None, 10**30; keep: 10**30; best: "
-            "None, text; resumed: None; shared: True; on_signal: True"
-        ),
+    callbacks.Checkpoint: (
+        {"folder": "checkpoints", "on_signal": False},
+        "folder: text; every: None, 10**30; keep: 10**30; best: None, text; "
+        "resumed: None; shared: True; on_signal: True",
     ),
-    "StopOnNonFinite": Target(
-        callbacks.StopOnNonFinite,
-        {"steps": 2, "say": None},
+    callbacks.StopOnNonFinite: (
+        {},
         "steps: 10**30; say: None, function, class",
     ),
-    "PipelineMonitor": Target(
-        callbacks.PipelineMonitor,
-        {
-            "every": 1,
-            "log_dir": None,
-            "pictures": None,
-            "peak_flops": None,
-            "flops_of_example": None,
-            "say": None,
-        },
-        (
-            "every: 10**30; log_dir: None, text; pictures: None, text; "
-            "peak_flops: None, 10**30, 1.5; flops_of_example: None, "
-            "10**30, 1.5; say: None, function, class"
-        ),
+    callbacks.PipelineMonitor: (
+        {},
+        "every: 10**30; log_dir: None, text; pictures: None, text; peak_flops: "
+        "None, 10**30, 1.5; flops_of_example: None, 10**30, 1.5; say: None, "
+        "function, class",
     ),
-    "restore": Target(
-        tfgpipe.restore,
-        {"model": trained, "folder": "saved", "step": None},
+    tfgpipe.restore: (
+        {"model": trained, "folder": "saved"},
         "folder: text; step: None",
     ),
-    "load_model": Target(
-        tfgpipe.load_model,
-        {"path": "saved.keras", **PLAIN},
-        (
-            "num_partitions: None; num_micro_batches: None, 10**30; "
-            "devices: None; layers_per_cell: None; schedule: None; "
-            "remat: None, {}; remat_groups: None; gradient_dtype: None; "
-            "skip_nonfinite: None, True; skip_outliers: None; trial: "
-            "None; weights_on: None; head_parts: None; shards: None, {}"
-        ),
+    tfgpipe.load_model: (
+        {"path": "saved.keras", **SPLIT, **GIVEN, "trial": "off"},
+        "num_partitions: None; num_micro_batches: None, 10**30; devices: None; "
+        "layers_per_cell: None; schedule: None; remat: None, {}; remat_groups: "
+        "None; gradient_dtype: None; skip_nonfinite: None, True; "
+        "skip_outliers: None; trial: None; weights_on: None; head_parts: None; "
+        "shards: None, {}",
     ),
-    "plot_cells": Target(
-        tfgpipe.plot_cells, {"model": trained, "to_file": "cells.png"}, ""
-    ),
-    "measure": Target(
-        lambda **given: timeline.measure(y=rows(), **given),
-        {"model": trained, "x": rows, "num_steps": 1},
-        "",
-    ),
+    tfgpipe.plot_cells: ({"model": trained, "to_file": "cells.png"}, ""),
+    measure: ({"model": trained, "x": rows, "num_steps": 1}, ""),
 }
 
 
-CASES = [
-    (name, argument) for name, t in TARGETS.items() for argument in t.right
-]
+def arguments(call):
+    """Those that are right."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(call).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    return {**defaults, **TARGETS[call][0]}
+
+
+CASES = [(call, name) for call in TARGETS for name in arguments(call)]
 # Nothing is traced to find out.
-QUICK = ("GPipe", "Machine", "Checkpoint")
+QUICK = (tfgpipe.GPipe, tfgpipe.Machine, callbacks.Checkpoint)
 
 
 def test_there_are_as_many_as_promised():
@@ -235,23 +188,46 @@ def saved(tmp_path, monkeypatch):
     model.fit(rows(), rows(), verbose=0, callbacks=[save])
 
 
-@pytest.mark.usefixtures("saved")
+def unclear(error, argument):
+    """Why an error is none that helps; None if it does."""
+    kinds = (ValueError, TypeError, OSError)
+    if not isinstance(error, kinds) or isinstance(error, UnicodeError):
+        return f"a {type(error).__name__}"
+    text = str(error)
+    if f"`{argument}`" not in text and f"{argument}=" not in text:
+        return "without the argument's name"
+    return None if "eceived" in text else "without what was received"
+
+
 @pytest.mark.parametrize(
-    ("name", "argument"),
+    ("call", "argument"),
     [
-        case
-        if case[0] in QUICK
-        else pytest.param(*case, marks=pytest.mark.slow)
-        for case in CASES
+        pytest.param(
+            call,
+            name,
+            id=f"{call.__qualname__}-{name}",
+            marks=[] if call in QUICK else pytest.mark.slow,
+        )
+        for call, name in CASES
     ],
 )
-def test_wrong_value_is_an_error_that_helps(name, argument):
-    target = TARGETS[name]
+def test_wrong_value_is_an_error_that_helps(call, argument, request):
+    if call not in QUICK:
+        request.getfixturevalue("saved")
+    pairs = (p.split(": ") for p in TARGETS[call][1].split("; ") if p)
+    accepted = dict(pairs).get(argument, "").split(", ")
     for word, value in VALUES.items():
         if (argument, word) == ("num_steps", "10**30"):
             continue  # it would do them
-        found = outcome(
-            functools.partial(target, **{argument: value}), argument
-        )
-        assert found.unclear is None, (word, found.error)
-        assert found.is_accepted == (word in target.accepted.get(argument, ()))
+        given = {
+            name: right() if inspect.isfunction(right) else right
+            for name, right in arguments(call).items()
+            if name != argument
+        }
+        said = None
+        try:
+            functools.partial(call, **given, **{argument: value})()
+        except Exception as error:
+            said = error
+        assert said is None or unclear(said, argument) is None, (word, said)
+        assert (said is None) == (word in accepted), (word, said)

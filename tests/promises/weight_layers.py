@@ -17,12 +17,7 @@ SIZE = 5  # of the tables
 
 @register
 class Lookup(Holder):
-    """Adds rows of a table.
-
-    Args:
-        by: What looks them up: "inputs", "constants", "both", "draws" (three
-            for all rows, as in negative sampling) or "drawn rows".
-    """
+    """Adds rows of a table."""
 
     HELD = ("by",)
     by = "inputs"
@@ -175,10 +170,6 @@ def near_dense(made: Any, common: Any, of: str, units: int) -> Any:
     return kl.Dense(units, kernel_regularizer=Near(made[of]), **common)
 
 
-def moments_reader(made: Any, common: Any, of: str) -> Any:
-    return MomentsReader(made[of], **common)
-
-
 def _changed_dense(change: Callable[[Any], Any]) -> Callable[..., Any]:
     def make(made: Any, common: Any, units: int, width: int) -> Any:
         layer = kl.Dense(units, **common)
@@ -187,18 +178,6 @@ def _changed_dense(change: Callable[[Any], Any]) -> Callable[..., Any]:
         return layer
 
     return make
-
-
-def inner_of(made: Any, common: Any, of: str) -> Any:
-    """The layer inside a wrapper, by itself."""
-    return made[of].layer
-
-
-def plus(made: Any, common: Any, of: str) -> Any:
-    """An operation with a variable as an argument."""
-    layer = made[of]
-    bias = getattr(layer, "layer", layer).bias
-    return lambda x: ops.add(x, bias)
 
 
 CLASSES = {
@@ -212,10 +191,7 @@ CLASSES = {
 }
 KINDS: dict[str, Callable[..., Any]] = {
     "float8_dense": _changed_dense(lambda d: d.quantize("float8")),
-    "inner_of": inner_of,
     "int8_dense": _changed_dense(lambda d: d.quantize("int8")),
     "lora_dense": _changed_dense(lambda d: d.enable_lora(2)),
-    "moments_reader": moments_reader,
     "near_dense": near_dense,
-    "plus": plus,
 }
