@@ -36,16 +36,8 @@ def pipeline(k, m, **arguments):
 
 
 def assert_close(found, expected, rtol=1e-10):
-    assert found[0].keys() == expected[0].keys()
-    for name, values in expected[0].items():
-        np.testing.assert_allclose(found[0][name], values, rtol)
-    for a, b in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol, 1e-2 * rtol)
-    for a, b in zip(
-        keras.tree.flatten(found[2]),
-        keras.tree.flatten(expected[2]),
-        strict=True,
-    ):
+    keras.tree.assert_same_structure(found, expected)
+    for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):
         np.testing.assert_allclose(a, b, rtol, 1e-2 * rtol)
 
 
