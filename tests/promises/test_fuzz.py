@@ -20,7 +20,7 @@ import tfgpipe
 
 SEED = 0
 # Of many kinds, and equal to Keras; these take least.
-QUICK = [0, 1, 2, 3]
+QUICK = [6, 9, 10]
 
 
 @pytest.mark.parametrize("index", quick(range(150), QUICK))
