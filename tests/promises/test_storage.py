@@ -20,27 +20,23 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 # --------------------------------------------------- storage that layers keep
-def reading(x, dense):
-    return x @ dense.kernel.value
+def reading(x, dense, kernel):
+    return x @ kernel
 
 
-def assigning(x, dense):
-    dense.kernel.value.assign(dense.kernel.value * 0.5)
+def assigning(x, dense, kernel):
+    kernel.assign(kernel * 0.5)
     return x
 
 
-def assigning_in_a_branch(x, dense):
-    kernel = dense.kernel.value
-
+def assigning_in_a_branch(x, dense, kernel):
     def branch():
         return x + tf.reduce_sum(kernel.assign_add(kernel))
 
     return tf.cond(tf.shape(x)[0] > 0, branch, lambda: x)
 
 
-def reading_in_a_loop(x, dense):
-    kernel = dense.kernel.value
-
+def reading_in_a_loop(x, dense, kernel):
     def body(i, h):
         value = tf.raw_ops.ReadVariableOp(
             resource=kernel.handle, dtype=kernel.dtype
@@ -50,13 +46,13 @@ def reading_in_a_loop(x, dense):
     return tf.while_loop(lambda i, h: i < 2, body, [0, x])[1]
 
 
-def in_a_scope(x, dense):
+def in_a_scope(x, dense, kernel):
     """It reads the bias as if there were no scope around its own."""
     with keras.StatelessScope([(dense.kernel, tf.zeros((4, 4)))]):
         return dense(x)
 
 
-def by_a_tape(x, dense):
+def by_a_tape(x, dense, kernel):
     with tf.GradientTape() as tape:
         energy = tf.reduce_sum(dense.kernel**2)
     return x @ tape.gradient(energy, dense.kernel)
@@ -79,7 +75,8 @@ BY_ITSELF = r"(?s)'uses'.* of 'dense.*/kernel' by itself.*Keep"
 def test_storage_that_is_used_by_itself_is_refused(use, error, message):
     dense = kl.Dense(4)
     dense.build((None, 4))
-    uses = kl.Lambda(lambda x: use(x, dense), name="uses")
+    kernel = dense.kernel.value  # its storage
+    uses = kl.Lambda(lambda x: use(x, dense, kernel), name="uses")
     layers = [keras.Input((4,)), dense, uses, kl.Dense(2)]
 
     def train():
