@@ -8,7 +8,7 @@
 2. One of these, since each takes a trace: another K and `remat` at the same M,
    bit by bit; or a file, or a file of weights, that is loaded at another K and
    trained on with, against the model that was not interrupted, bit by bit; or
-   the same eagerly.
+   eagerly, where the numbers are Keras's again.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class _Comparison:
     def draws_apart(self) -> None:
         """What cannot be drawn again is refused; else all draws differ."""
         case = self.case
-        model = self._first(run_eagerly=case.then == "eager")
+        model = self._first()
         reference.trained(case, model, self.data)
         if case.remat == "always":
             raise Difference("not refused", "draws", np.inf)
@@ -335,4 +335,4 @@ class _Comparison:
         found = self._as_first(self._first(run_eagerly=True))
         if not isinstance(self.case.losses, str):
             del found["history"]  # see `case_models.plain`
-        _check(self.case, True, "eagerly", found, self.found)
+        _check(self.case, True, "eagerly", found, self.expected)

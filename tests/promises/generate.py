@@ -410,8 +410,8 @@ def _settle(rng: random.Random, found: Options) -> None:
     if is_stateful and found["then"] in ("file", "weights"):
         found["then"] = "another K"
     if any(spec.kind == "tf_noise" for spec in found["layers"]):
-        # Refused where it is drawn again, in a graph and eagerly.
-        found["then"] = rng.choice((None, "eager"))
+        found["then"] = None
+        # Refused where it is drawn again.
         found["remat"] = rng.choice(("never", "always"))
     found["dtype"] = rng.choices(("float64", "float32"), (3, 1))[0]
     # XLA takes many seconds.

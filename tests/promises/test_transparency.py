@@ -103,6 +103,8 @@ def dealt_features():
             continue
         if feature == "a share and a rule" and kind in LOOPS:
             continue  # they ask for more
+        if feature == "eagerly" and kind == "noisy":
+            continue  # Keras's own step, on the whole mini-batch
         if feature == "a share" and kind in LOOPS:
             feature = "a large share"
         k = 4 if CHUNKS[schedule] == 2 else 2
