@@ -32,7 +32,7 @@ def trained(name, k, m=1, **arguments):
 # Without dropout and batch normalisation several micro-batches are Keras's.
 CASES = quick(
     [name for name, sample in SAMPLES.items() if not sample.is_whole],
-    ["encoder dict outputs", "python state"],
+    ["python state"],
 )
 # The gradients of three uses of a weight and more are added in another order.
 USED_OFTEN = {"time loop"}
