@@ -2,7 +2,7 @@
 
 Eight Transformer blocks, with the same weights and data. One accelerator is one
 thread, K = 1 is pinned to one core. The workers take turns, a step at a time;
-steps during which other processes used the machine are repeated. Memory is the
+`others` is what other processes used of the machine meanwhile. Memory is the
 peak of warm steps above the resting process, all processes of a peer together,
 in a run of its own in which freed memory goes back at once. TensorFlow's oneDNN
 is on for times, as it always is in torch, and off for memory, as it keeps what
@@ -16,15 +16,13 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
 from tools.bench.memory_worker import EXACT_MEMORY
 from tools.bench.peer_programs.work import Order
-from tools.bench.step_worker import Worker, least_disturbed, median
+from tools.bench.step_worker import Worker, in_turns, median
 from tools.flags import define, new_flags
 from tools.report import Report, Table, columns, spread, spread_values
 
@@ -40,7 +38,6 @@ INSTALL = (
 # Torch has oneDNN in any case; TensorFlow leaves it out on some processors.
 _ALIKE = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 _START_SECONDS = 300.0
-_CALM = 0.04  # share of the machine that others may have in a step
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -92,7 +89,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
     if not _has_torch(values.torch_python):
         table.notes.append(f"torch is not installed: {INSTALL}")
         rows = {c: row for c, row in rows.items() if c.library != "torch"}
-    _measure_time(rows, values, table.notes)
+    _measure_time(rows, values)
     _measure_memory(rows, values, table.notes)
     table.rows += [row for row in rows.values() if len(row) > 2]
     table.notes += [
@@ -107,36 +104,17 @@ def run(values: flags.FlagValues, report: Report) -> None:
 
 
 def _measure_time(
-    rows: dict[Configuration, dict[str, Any]],
-    values: flags.FlagValues,
-    notes: list[str],
+    rows: dict[Configuration, dict[str, Any]], values: flags.FlagValues
 ) -> None:
     """Adds the columns of time to the rows."""
-    workers: dict[Configuration, Worker] = {}
-    try:
-        for c in rows:
-            while sum(w.is_starting for w in workers.values()) >= 2:
-                time.sleep(0.2)
-            workers[c] = start(c, values, _ALIKE, is_pinned=c.k == 1)
-        for c, worker in workers.items():
-            if not worker.wait(_START_SECONDS):
-                notes.append(f"{c.name}: does not run: {worker.why_not()}")
-        ready = {c: w for c, w in workers.items() if w.ready}
-        _take_turns(list(ready.values()), values.rounds)
-        for c in ready:
-            rows[c] |= _times(c, ready, values)
-    finally:
-        for worker in workers.values():
-            worker.close()
-
-
-def _take_turns(workers: Sequence[Worker], rounds: int) -> None:
-    """Steps of all workers in turn, until each has enough calm ones."""
-    for _ in range(3 * rounds):
-        for worker in workers:
-            calm = sum(step.others <= _CALM for step in worker.steps)
-            if calm < rounds:
-                worker.step()
+    workers = in_turns(
+        [*rows],
+        values.rounds,
+        "peers",
+        lambda c: start(c, values, _ALIKE, is_pinned=c.k == 1),
+    )
+    for c in rows:
+        rows[c] |= _times(c, workers, values)
 
 
 def _times(
@@ -145,20 +123,17 @@ def _times(
     values: flags.FlagValues,
 ) -> dict[str, Any]:
     """Returns the columns of time of one configuration."""
-    steps = least_disturbed(ready[c].steps, values.rounds)
+    steps = ready[c].steps
     row: dict[str, Any] = spread_values(
         "seconds", spread([s.seconds for s in steps])
     )
     row["others"] = max(step.others for step in steps)
     losses = [w.ready["losses"] for w in (next(iter(ready.values())), ready[c])]
     row["loss_difference"] = max(abs(a - b) / abs(a) for a, b in zip(*losses))
-    base = ready.get(c._replace(k=1, schedule="gpipe"))
-    if base is not None:
-        alone = median(least_disturbed(base.steps, values.rounds))
-        row["speedup"] = alone / median(steps)
-        ideal = c.k * values.m / (values.m + c.k - 1)
-        row["of_ideal"] = row["speedup"] / ideal
-    return row
+    base = ready[c._replace(k=1, schedule="gpipe")]
+    row["speedup"] = median(base.steps) / median(steps)
+    ideal = c.k * values.m / (values.m + c.k - 1)
+    return row | {"of_ideal": row["speedup"] / ideal}
 
 
 def _measure_memory(

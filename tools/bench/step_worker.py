@@ -151,18 +151,27 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def in_turns(jobs: Sequence[Job], rounds: int, what: str) -> dict[Job, Worker]:
+def in_turns(
+    jobs: Sequence[Job],
+    rounds: int,
+    what: str,
+    start: Callable[[Job], Worker] | None = None,
+) -> dict[Job, Worker]:
     """Runs all jobs at the same time; they take turns, a step at a time.
 
     So that all of them see the same machine. All have ended afterwards, also
-    after an error or Ctrl-C.
+    after an error or Ctrl-C. `start` starts what is no module of a job.
     """
     workers: dict[Job, Worker] = {}
     try:
         for job in progress(dict.fromkeys(jobs), f"starting {what}"):
             while sum(w.is_starting for w in workers.values()) >= _BUILDERS:
                 time.sleep(0.1)
-            workers[job] = Worker(command_of(job), _imports())
+            workers[job] = (
+                Worker(command_of(job), _imports())
+                if start is None
+                else start(job)
+            )
         for job, worker in workers.items():
             if not worker.wait(_START_SECONDS):
                 raise RuntimeError(f"{job} does not run: {worker.why_not()}")
@@ -196,11 +205,6 @@ def answer(step: Callable[[], float]) -> None:
     Called by a worker.
     """
     respond({"first_step": step()}, {"step": lambda: {"s": step()}})
-
-
-def least_disturbed(steps: Sequence[Step], num_steps: int) -> list[Step]:
-    """The steps during which other processes used the machine least."""
-    return sorted(steps, key=lambda step: step.others)[:num_steps]
 
 
 def timed_row(job: Job, workers: Mapping[Job, Worker]) -> dict[str, Any]:
