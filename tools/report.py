@@ -202,7 +202,7 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def _as_text(command: str, where: dict[str, Any], tables: list[Table]) -> str:
+def _as_text(_: str, where: dict[str, Any], tables: list[Table]) -> str:
     width = max(map(len, where))
     head = [f"{key:{width}}  {value}" for key, value in where.items()]
     parts = ["\n".join(head), *(table.text() for table in tables)]

@@ -13,7 +13,7 @@ from params import Experiment
 from tfgpipe import internals
 from tfgpipe.commands.command_line import doing
 from tfgpipe.costs import LayerSize, Placed, num_params
-from tfgpipe.plans import Machine, Prediction, Setting, SizedModel, predict
+from tfgpipe.plans import Prediction, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model
 from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import MEASURED
@@ -62,16 +62,10 @@ def by_cost(model: SizedModel, rows: float) -> Workload:
     return model.workload(seconds, 0.0, rows)
 
 
-def layer_sizes(experiment: Experiment) -> list[LayerSize]:
-    """What each layer of an experiment's model needs, in order."""
-    return sized(experiment).sizes
-
-
 def predicted(
     experiment: Experiment,
     num_devices: int | None = None,
     num_replicas: int = 1,
-    machine: Machine | None = None,
 ) -> tuple[list[LayerSize], Prediction]:
     """What an experiment's layers need, and what its settings come to."""
     with doing("counting what each device needs"):
@@ -79,12 +73,7 @@ def predicted(
         setting = _setting(experiment, model, num_devices, num_replicas)
         parts = num_replicas * setting.num_micro_batches
         rows = -(-most_rows(experiment) // parts)
-        workload = (
-            by_cost(model, rows)
-            if machine is None
-            else model.by_flops(machine, rows)
-        )
-        return model.sizes, predict(workload, setting, machine)
+        return model.sizes, predict(by_cost(model, rows), setting, None)
 
 
 def _setting(
@@ -98,22 +87,9 @@ def _setting(
     if k > len(model.sizes):
         raise ValueError(too_many_cells(k, len(model.sizes)))
     d = devices_for(name, k, num_devices or k)
-    if k % d:
-        raise ValueError(
-            "`num_partitions` must be a multiple of the number of devices "
-            'under schedule="interleaved". Received: num_partitions='
-            f"{k} and {d} devices. Change one of them."
-        )
     cut = experiment.layers_per_cell or model.placed.source.cut(
         [size.flops for size in model.sizes], k
     )
-    if len(cut) != k or sum(cut) != len(model.sizes):
-        raise ValueError(
-            "`layers_per_cell` must place each of the "
-            f"{len(model.sizes)} layers in one of the {k} cells. Received: "
-            f"layers_per_cell={cut}, {len(cut)} cells of {sum(cut)} layers. "
-            "Leave it out to have cells of even cost."
-        )
     return Setting(
         num_replicas,
         d,
