@@ -2,6 +2,8 @@
 
 import shlex
 
+import pytest
+
 import params
 from tools import plan
 from tools.sizes.model_size import predicted
@@ -28,8 +30,11 @@ def test_experiment_is_predicted_as_planned():
     experiment = params.get("lm.transformer_13_small")
     found = plan.plan_of(experiment, "v100", 4, 8 * 2**20)
     _, prediction = predicted(plan.with_plan(experiment, found))
-    assert prediction.memory == found.best.memory
-    assert prediction.setting == found.best.setting
+    planned = found.best.setting._replace(remat_groups=1)  # XLA has regions
+    assert prediction.setting == planned
+    for ours, theirs in zip(prediction.memory, found.best.memory, strict=True):
+        assert ours[:-1] == theirs[:-1]
+        assert ours.working == pytest.approx(theirs.working, rel=0.2)
 
 
 def test_bad_flags_are_named(capsys):
