@@ -78,6 +78,8 @@ class LossGradients(NamedTuple):
         self, m: int, micro_batches: MicroBatches, made: TracedModel
     ) -> Values:
         """Returns a micro-batch's gradients, by the graph's tensors."""
+        if not made.dy:  # nothing is trained
+            return {}
         head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
         extra = [
             None if d is None else d * micro_batches.fraction(m, d.dtype)
