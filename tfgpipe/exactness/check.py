@@ -22,7 +22,7 @@ from keras import tree
 
 from tfgpipe import inputs, internals
 from tfgpipe.exactness.report import Report
-from tfgpipe.graphs import as_tensor, is_continuous, stateful_kinds
+from tfgpipe.graphs import is_continuous, stateful_kinds
 from tfgpipe.inputs import MicroBatches, check_rows, first_tensor
 from tfgpipe.internals import Nest
 from tfgpipe.model import HOST, GPipe, all_finite
@@ -119,7 +119,7 @@ class Step(NamedTuple):
     Attributes:
         loss: As `fit` would show it, or None.
         gradients: By each trainable weight, or None.
-        before: Values of all variables, by id.
+        before: Values of weights and of what the optimizer keeps, by id.
         after: The same after the step.
     """
 
@@ -139,10 +139,10 @@ def _run_step(model: GPipe, data: MiniBatchData) -> Step:
         return logs, [d for d, _ in told[-1]]
 
     with model.nothing_eager(), model.unchanged():
-        before = {id(v): v.numpy() for v in _variables(model)}
+        before = {id(v): v.numpy() for v in _updated(model)}
         function = model.train_function_of(step)
         logs, gradients = function(iter([_packed(data)]))
-        after = {id(v): v.numpy() for v in _variables(model)}
+        after = {id(v): v.numpy() for v in _updated(model)}
     return Step(logs.get("loss"), gradients, before, after)
 
 
@@ -154,17 +154,16 @@ def _finite_step(model: GPipe, data: MiniBatchData) -> tuple[Step, bool]:
     for _ in range(_MOST_SCALES if has_scale else 1):
         step = _run_step(model, data)
         losses = [] if step.loss is None else [step.loss]
-        is_finite = bool(all_finite([*losses, *step.gradients]))
-        if is_finite:
-            break
+        if all_finite([*losses, *step.gradients]):
+            return step, True
         internals.lower_loss_scale(optimizer)
-    return step, is_finite
+    return step, False
 
 
-def _variables(model: GPipe) -> list[keras.Variable]:
+def _updated(model: GPipe) -> list[keras.Variable]:
     optimizer = model.optimizer
-    kept = [*optimizer.variables, *internals.unlisted(optimizer)]
-    return [*model.variables, *model.metrics_variables, *kept]
+    slots = [*optimizer.variables, *internals.unlisted(optimizer)]
+    return [*model.trainable_variables, *slots]
 
 
 def _packed(data: MiniBatchData) -> tuple[Any, ...]:
@@ -175,12 +174,9 @@ def _packed(data: MiniBatchData) -> tuple[Any, ...]:
 def _compared(model: GPipe, data: MiniBatchData) -> Report:
     rows, replicas = first_tensor(data[0]).shape[0], model.num_replicas
     count = min(model.num_micro_batches * replicas, rows)
-    num_layers = sum(model.built_for("a step").counts)
     report = Report(
         f"A step of '{model.name}': {rows} rows in {count} micro-batches, "
-        f"{num_layers} layers in {model.num_partitions} cells"
-        + f", {replicas} replicas"
-        * (replicas > 1)
+        f"{model.num_partitions} cells, replicas: {replicas}"
     )
     trial = Trial("keep")
     with model.tried_by(trial):
@@ -193,18 +189,9 @@ def _compared(model: GPipe, data: MiniBatchData) -> Report:
     if is_finite:
         _compare(report, model, data, step)
     else:
-        sections = model.rehearse(_packed(data)).sections
-        first = next((s for s in sections if not _are_finite(s.gives)), None)
-        where = "the whole mini-batch" if first is None else first.name
-        what = "what it makes is not finite, and what it takes is"
-        report.note("forward", where, what, math.inf)
+        what = "it is not finite: `callbacks.StopOnNonFinite` names the layer"
+        report.note("loss", "the whole mini-batch", what, math.inf)
     return report
-
-
-def _are_finite(by_micro_batch: Sequence[Sequence[tf.Tensor]]) -> bool:
-    tensors = [t for values in by_micro_batch for t in values]
-    numbers = [*filter(is_continuous, tensors)]
-    return not numbers or bool(all_finite(numbers))
 
 
 def _check_model(model: GPipe) -> None:
@@ -359,27 +346,37 @@ def _compare(
     """Compares a step with Keras's, and its update with the optimizer's."""
     names, expected = _names(model), _run_keras(model, data)
     limit = max(limit_of(expected.dtypes, d) for d in model.devices)
-    if expected.loss is not None and _compare_gradients(
-        report, model, names, step, expected, limit
-    ):
+    worst = 0.0
+    if step.loss is not None and expected.loss is not None:
+        worst = output_distance([step.loss], [expected.loss])
+        report.note("loss", "the whole mini-batch", "loss", worst, limit)
+    weights = model.trainable_weights
+    triples = [*zip(step.gradients, expected.gradients, weights)]
+    sizes = [largest(d) for *pair, _ in triples for d in pair]
+    # Those are left out that are zero but for rounding.
+    floor = _TINY * limit * max(sizes, default=0.0)
+    for d, other, v in reversed(triples):
+        apart = gradient_distance(d, other, floor)
+        report.note("loss", names[id(v)], "gradient", apart, limit)
+        worst = max(worst, apart)
+    if worst > limit:
         here = model.rehearse(_packed(data)).sections
         with model.on_host():
             there = model.rehearse(_packed(data)).sections
-        for section, other in zip(here, there, strict=True):
-            apart = max(map(output_distance, section.gives, other.gives))
+        for section, host in zip(here, there, strict=True):
+            apart = max(map(output_distance, section.gives, host.gives))
             report.note("forward", section.name, "outputs", apart, limit)
             if apart > limit:
                 break  # all that follows differs, too
-    optimizer, weights = model.optimizer, model.trainable_weights
-    slots = [*optimizer.variables, *internals.unlisted(optimizer)]
     with model.unchanged(), tf.device(HOST):
         for weight in weights:
             if id(weight) in expected.assigned:
                 weight.assign(expected.assigned[id(weight)])
         if weights:
-            with internals.without_all_reduce(optimizer):
-                optimizer.apply_gradients([*zip(step.gradients, weights)])
-        for variable in [*model.trainable_variables, *slots]:
+            with internals.without_all_reduce(model.optimizer):
+                pairs = [*zip(step.gradients, weights)]
+                model.optimizer.apply_gradients(pairs)
+        for variable in _updated(model):
             key = id(variable)
             apart = change_distance(
                 step.after[key], variable.numpy(), step.before[key]
@@ -388,35 +385,9 @@ def _compare(
             report.note("update", names[key], "update", apart, limit)
 
 
-def _compare_gradients(
-    report: Report,
-    model: GPipe,
-    names: Mapping[int, str],
-    step: Step,
-    expected: KerasStep,
-    limit: float,
-) -> bool:
-    """Compares loss and gradients, from the last layer; says if any differ.
-
-    Gradients are left out that are zero but for rounding.
-    """
-    worst = 0.0
-    if step.loss is not None:
-        worst = output_distance([step.loss], [expected.loss])
-        report.note("loss", "the whole mini-batch", "loss", worst, limit)
-    pairs = [*zip(step.gradients, expected.gradients, strict=True)]
-    sizes = [largest(d) for pair in pairs for d in map(as_tensor, pair)]
-    floor = _TINY * limit * max(sizes, default=0.0)
-    for (d, other), v in reversed([*zip(pairs, model.trainable_weights)]):
-        apart = gradient_distance(d, other, floor)
-        report.note("loss", names[id(v)], "gradient", apart, limit)
-        worst = max(worst, apart)
-    return worst > limit
-
-
 def _names(model: GPipe) -> dict[int, str]:
     """Returns each variable, with its layer if it is a cell's, in words."""
-    names = {id(v): f"'{v.path}'" for v in _variables(model)}
+    names = {id(v): f"'{v.path}'" for v in _updated(model)}
     cells = model.built_for("a step").cells
     places = {
         id(variable): f" of {cell.describe(step.layer)}"

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.graphs import gradient_sums, is_continuous
-from tfgpipe.trial.distance import CANCELLED, distance, largest, rounding_of
+from tfgpipe.trial.distance import CANCELLED, distance, largest
 from tfgpipe.trial.rows import NONE, UNCLEAR, Parts, row_axis
 
 # What is said of a layer, by what it is about; `by` is how much.
@@ -83,25 +83,11 @@ def words(about: str, apart: float, name: str = "") -> str:
     return f"{text}, or pass num_micro_batches=1."
 
 
-def of_outputs(
-    columns: Sequence[Column],
-    inputs: Sequence[tf.Tensor],
-    parts: Parts,
-    num_bytes: int,
-) -> float:
-    """Computes how far outputs are apart, which are made of some inputs."""
-    # What cancels leaves the rounding of what was taken.
-    noise = max(
-        (
-            largest(t) * CANCELLED[t.dtype.real_dtype.size]
-            for t in filter(is_continuous, inputs)
-        ),
-        default=0.0,
-    )
-    return max(
-        (_by_row(column, parts, noise, num_bytes) for column in columns),
-        default=0.0,
-    )
+def rounding_of(inputs: Sequence[tf.Tensor]) -> float:
+    """Returns what is left of inputs where they cancel."""
+    numbers = [*filter(is_continuous, inputs)]
+    left = [largest(t) * CANCELLED[t.dtype.real_dtype.size] for t in numbers]
+    return max(left, default=0.0)
 
 
 def of_indices(column: Column) -> tuple[bool, bool]:
@@ -111,7 +97,7 @@ def of_indices(column: Column) -> tuple[bool, bool]:
     return is_of_rows, not any(distance(whole, part) for part in parts)
 
 
-def _by_row(
+def of_outputs(
     column: Column, parts: Parts, noise: float, num_bytes: int
 ) -> float:
     """Computes how far a tensor is from the parts', side by side."""
@@ -137,29 +123,6 @@ def _by_row(
     )
 
 
-def of_loss(column: Column, parts: Parts, num_bytes: int) -> float:
-    """Computes how far a loss is from the mean of the parts', by rows."""
-    mean = by_rows(column[1:], parts)
-    return distance(column[0], mean, num_bytes=num_bytes)
-
-
-def of_state(
-    variable: keras.Variable,
-    column: Column,
-    inputs: Sequence[tf.Tensor],
-    parts: Parts,
-    num_bytes: int,
-) -> float:
-    """Computes how far state is from what the parts' becomes."""
-    whole, *values = column
-    expected = values[0]
-    if is_continuous(whole) and not variable.trainable:
-        expected = by_rows(values, parts)
-    # Means may be zero but for rounding.
-    noise = rounding_of(inputs)
-    return distance(whole, expected, noise=noise, num_bytes=num_bytes)
-
-
 def of_gradient(
     variable: keras.Variable | None,
     column: Column,
@@ -181,7 +144,7 @@ def of_gradient(
     if row_axis(column, parts) == NONE:  # as of positions, used by all
         total = tf.add_n(others)
         return distance(whole, total, noise=noise, num_bytes=num_bytes)
-    return _by_row(column, parts, noise, num_bytes)
+    return of_outputs(column, parts, noise, num_bytes)
 
 
 def by_rows(values: Sequence[tf.Tensor], parts: Parts) -> tf.Tensor:

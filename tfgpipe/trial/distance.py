@@ -138,13 +138,6 @@ def change_distance(
     return _share(difference, change)
 
 
-def rounding_of(tensors: Sequence[Any]) -> float:
-    """Computes by how much means of some numbers may be off."""
-    numbers = [*filter(is_continuous, tensors)]
-    lost = [_lost(_num_bytes(t.dtype), largest(t)) for t in numbers]
-    return max(lost, default=0.0)
-
-
 def _lost(num_bytes: int, size: float) -> float:
     return _UNITS_IN_LAST_PLACE * _EPSILON[num_bytes] * size
 

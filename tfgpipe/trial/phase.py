@@ -42,6 +42,8 @@ class Phase:
     Args:
         call: How the model is called.
         cells: The cells.
+        specs: Nest of what a micro-batch is.
+        known: A run of the model on shapes, if there was one.
 
     Attributes:
         graph: What is run; None if it cannot be made.
@@ -53,7 +55,13 @@ class Phase:
         late: State in a late step: what is the same for all rows may count.
     """
 
-    def __init__(self, call: ModelCall, cells: Sequence[Cell]):
+    def __init__(
+        self,
+        call: ModelCall,
+        cells: Sequence[Cell],
+        specs: Nest,
+        known: TracedModel | None,
+    ):
         self.call, self.cells = call, cells
         self.graph: Any = None
         self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
@@ -63,40 +71,32 @@ class Phase:
         self.late: dict[int, tf.Tensor] = {}
         self._failure = ""
         self._fails_anyhow = False
-        self._weights: dict[bool, State] = {}
-
-    def begin(self, specs: Nest, known: TracedModel | None) -> bool:
-        """Makes the graph; returns whether that is possible.
-
-        `known` is a run of the model on shapes, if there was one.
-        """
-        devices = [cell.stores[0] for cell in self.cells]
+        devices = [cell.stores[0] for cell in cells]
         try:
-            graph = TriedGraph(self.call, specs, devices, known)
+            graph = TriedGraph(call, specs, devices, known)
             tables = {id(v) for v in graph.traced.tables}
-            variables = [use.variable for use in graph.traced.uses]
-            self._weights = {
+            variables = {id(u.variable): u.variable for u in graph.traced.uses}
+            self._weights: dict[bool, State] = {
                 is_real: {
-                    id(v): _weight(
-                        tf.convert_to_tensor(v.value), id(v) in tables, is_real
+                    key: _weight(
+                        tf.convert_to_tensor(v.value), key in tables, is_real
                     )
-                    for v in variables
+                    for key, v in variables.items()
                 }
                 for is_real in (True, False)
             }
         except Exception as error:  # a user's code may raise anything
             self._failure = _first_line(error)
-            return False
+            return
         self.graph = graph
         for unit in graph.units.units:
             if unit.mixes:
                 self.tried.add(unit)
                 self.say(unit, "outputs", math.inf)
-            elif unit.draws and not unit.is_known:
+            elif unit.draws:
                 self.errors[unit] = (
                     "it draws random numbers in a loop, a branch or a function"
                 )
-        return True
 
     def ask(
         self, specs: Nest, step: TracedModel, total: int | None, asking: str
@@ -313,35 +313,43 @@ class _Run:
             if not unit.is_wanted:
                 continue
             inputs = [column[0] for column in self._columns(unit.takes)]
+            noise, num_bytes = compare.rounding_of(inputs), unit.num_bytes
             gives = [t for t in unit.gives if t.ref() not in self._fed[0]]
-            num_bytes = unit.num_bytes
-            apart = compare.of_outputs(
-                self._columns(gives), inputs, parts, num_bytes
+            apart = max(
+                (
+                    compare.of_outputs(column, parts, noise, num_bytes)
+                    for column in self._columns(gives)
+                ),
+                default=0.0,
             )
             self.tried.add(unit)
             losses = [
                 t for t in graph.traced.losses if graph.units.maker(t) is unit
             ]
-            for column in self._columns(losses):
-                loss = compare.of_loss(column, parts, num_bytes)
+            for whole, *others in self._columns(losses):
+                mean = compare.by_rows(others, parts)
+                loss = distance(whole, mean, num_bytes=num_bytes)
                 phase.say(unit, "losses", loss)
-            self._judge_state(unit, inputs)
+            self._judge_state(unit, noise)
             if apart:
                 phase.say(unit, "outputs", apart)
                 return unit
             self._judge_gradients(unit)
         return None
 
-    def _judge_state(self, unit: Unit, inputs: Sequence[tf.Tensor]) -> None:
+    def _judge_state(self, unit: Unit, noise: float) -> None:
         phase, maker = self._phase, self._graph.units.maker
         assigned = {
             key for key, tensor in self._new.items() if maker(tensor) is unit
         }
         for variable, tensor in self._graph.traced.new_state:
             if id(variable) in assigned - self._metrics:
-                (column,) = self._columns([tensor])
-                apart = compare.of_state(
-                    variable, column, inputs, self._parts, unit.num_bytes
+                ((whole, *others),) = self._columns([tensor])
+                expected = others[0]
+                if is_continuous(whole) and not variable.trainable:
+                    expected = compare.by_rows(others, self._parts)
+                apart = distance(
+                    whole, expected, noise=noise, num_bytes=unit.num_bytes
                 )
                 phase.say(unit, "state", apart, variable.name)
         for metric in (m for x in phase.call.layers for m in x.metrics):

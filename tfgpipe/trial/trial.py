@@ -113,9 +113,9 @@ class Trial:
             is_tried = bool(asking) or not is_known or self._rule == "keep"
         if not is_tried:
             return
-        phase = Phase(call, cells)
         with _unnoticed():
-            if phase.begin(specs, known):
+            phase = Phase(call, cells, specs, known)
+            if phase.graph is not None:
                 many = self._many(phase.graph, flat, count)
                 if asking:
                     total = flat[0].shape[0] if many else None

@@ -98,12 +98,6 @@ NOT_MEANS = {
     "mean by number": lambda x: ops.mean(x) / number(x),
     "queue": lambda x: ops.concatenate([x, tf.ones((2, 4, 3))])[:2],
 }
-ODD = {
-    "text": lambda x: tf.strings.length(tf.strings.as_string(x)),
-    "a loop": lambda x: tf.scan(lambda a, b: a + b, x),
-    "lists": lambda x: tf.TensorArray("float32", 1).write(0, x).stack(),
-    "empty": lambda x: ops.sum(ops.reshape(x, (-1, 12))[:, :0], 0),
-}
 
 
 class Own(keras.layers.Layer):
@@ -301,11 +295,6 @@ def test_other_sizes_are_tried_again():
     x = tf.ones((6, 5, 3))
     with pytest.warns(UserWarning, match="'own' mixes the rows"):
         model.train_on_batch(x, x)
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_odd_layers_are_no_error(name):
-    print(name, said(ODD[name]))
 
 
 class Block(keras.layers.Layer):
