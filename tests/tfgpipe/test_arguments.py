@@ -218,40 +218,33 @@ def test_batch_without_rows_is_an_error(step):
         run_batch(compiled(pipeline()), step, x, y)
 
 
-def dataset(sizes_of_x, sizes_of_y=None, static=False):
-    """Batches of so many rows, with or without a known batch dimension."""
-    sizes = list(zip(sizes_of_x, sizes_of_y or sizes_of_x))
+LATER = ((0, 0), "must have at least one row")
+OTHERS = ((4, 3), "`y` must have as many rows")
+
+
+@pytest.mark.parametrize(
+    ("step", "rows", "message"),
+    [
+        ("fit", *LATER),
+        ("evaluate", *LATER),
+        ("predict", *LATER),
+        ("fit", *OTHERS),
+        ("evaluate", *OTHERS),
+    ],
+)
+def test_wrong_rows_that_are_found_later_are_an_error(step, rows, message):
     x, y = data()
 
     def generate():
-        for rows, labels in sizes:
-            yield x[:rows], y[:labels]
+        yield x[:4], y[:4]
+        yield x[: rows[0]], y[: rows[1]]
 
-    rows, labels = sizes[0] if static else (None, None)
-    specs = tf.TensorSpec((rows, 4)), tf.TensorSpec((labels, 2))
-    return tf.data.Dataset.from_generator(generate, output_signature=specs)
-
-
-def run(model, step, batches):
+    specs = tf.TensorSpec((None, 4)), tf.TensorSpec((None, 2))
+    batches = tf.data.Dataset.from_generator(generate, output_signature=specs)
+    run = getattr(compiled(pipeline()), step)
     shuffle = {"shuffle": False} if step == "fit" else {}
-    return getattr(model, step)(batches, verbose=0, **shuffle)
-
-
-@pytest.mark.parametrize("step", ["fit", "evaluate", "predict"])
-def test_batch_without_rows_found_later_is_an_error(step):
-    model = compiled(pipeline())
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="must have at least one row"
-    ):
-        run(model, step, dataset([4, 0, 4]))
-
-
-@pytest.mark.parametrize("step", ["fit", "evaluate"])
-def test_labels_of_another_length_found_later_are_an_error(step):
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="`y` must have as many rows"
-    ):
-        run(compiled(pipeline()), step, dataset([4, 4], [4, 3]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        run(batches, verbose=0, **shuffle)
 
 
 def test_weights_of_another_length_are_an_error():

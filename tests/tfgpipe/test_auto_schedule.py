@@ -77,13 +77,6 @@ def asked(monkeypatch):
     return asked
 
 
-def test_recomputations_count(asked):
-    for remat in ("never", {0: "always", 1: "always", 2: "never"}):
-        model(measured(SECONDS, SECONDS, LAST), schedule="auto", remat=remat)
-    assert asked[0] == [(1, 0, 1), (1, 1, 1), (1, 2, 3)]
-    assert asked[1] == [(1, 1, 1), (1, 2, 1), (1, 2, 3)]
-
-
 def test_halves_are_those_that_run(asked):
     """Nothing is trained before cell 1, and cell 2 cannot be cut."""
     frozen = layer("dense_0", tasks(4, 1.0), weights=0)

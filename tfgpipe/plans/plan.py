@@ -153,7 +153,7 @@ class Plan:
     def __str__(self) -> str:
         """Returns the table."""
         titles = "R K M schedule remat groups head s/step bubble MiB/device"
-        lines = [[*titles.split(), "cells", "why"]]
+        lines = [[*titles.split(), "cells", "note"]]
         lines += [self._row(choice) for choice in self.choices]
         limit = "no memory limit"
         if self.memory_limit is not None:
@@ -191,10 +191,7 @@ class Plan:
         if choice is not self.best:
             return f"{choice.step_seconds / self.step_seconds - 1:+.1%}"
         most, limit = max(choice.device_bytes), self.memory_limit or math.inf
-        if most > limit:
-            return "does not fit"
-        fits = most <= limit * (1 - self.margin)
-        return "the plan" if fits else "needs some of the margin"
+        return "the plan" if most <= limit else "does not fit"
 
 
 # -------------------------------------------------------- how one is made

@@ -139,7 +139,7 @@ class Profile:
         call_seconds: What a task takes beside what it computes.
         jit_compile: Whether XLA compiled the tasks.
         optimizer: The class whose slots are counted.
-        versions: Of Python and packages, by their names.
+        versions: Of packages, by their names.
 
     Example:
 

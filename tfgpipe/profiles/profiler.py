@@ -19,12 +19,10 @@ loop keeps for its gradient is not seen. Side effects, such as of
 from __future__ import annotations
 
 import contextlib
-import platform
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import tree
 
@@ -182,12 +180,7 @@ def profile(
         call_seconds=call_seconds,
         jit_compile=compiles,
         optimizer=optimizer_name,
-        versions={
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "numpy": np.__version__,
-        },
+        versions={"tensorflow": tf.__version__, "keras": keras.__version__},
     )
     record.warn_if_spread()
     return record

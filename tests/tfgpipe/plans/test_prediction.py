@@ -146,11 +146,6 @@ def test_share_is_between_what_all_and_inputs_alone_take():
             assert own.activations < more.activations
         before = shared
     assert before.step_seconds < always.step_seconds
-    cell = work.cell(0, 3)
-    shared = cell.at_share(0.25)
-    kept = 0.25 * (cell.kept - cell.kept_inputs)
-    assert shared.kept - shared.kept_inputs == pytest.approx(kept)
-    assert shared.kept + shared.backward == cell.kept + cell.backward
 
 
 # ------------------------------------------------------- heads, and the host
