@@ -36,7 +36,6 @@ class Cause:
     cut: list[int] | None = None  # layers of two cells; None for halves
     later: Callable[[Any], None] | None = None  # called after the first step
     then: tuple[Any, ...] | None = None  # what further steps get
-    splits: bool = True  # several micro-batches have Keras's numbers, too
 
 
 CAUSES: dict[str, Cause] = {}
@@ -304,37 +303,6 @@ def attributes_of_a_users_on_tensors():
         return x + getattr(x, "before", 0.0)
 
     return [kl.Dense(4), Run(write), Run(read), kl.Dense(3)]
-
-
-def loss_of_attributes(y, p):
-    weights = getattr(p, "weights", ops.ones_like(y))
-    error = weights * (y - p) ** 2 * getattr(p, "_factor", 1.0)
-    return ops.mean(error, axis=-1)
-
-
-@cause(loss=loss_of_attributes, metrics=[loss_of_attributes])
-def attributes_of_a_users_on_outputs():
-    def write(x, training):
-        y = ops.tanh(x)
-        y.weights = x**2
-        y._factor = 5.0
-        return y
-
-    return [kl.Dense(4), kl.Dense(3), Run(write)]
-
-
-def loss_of_a_scalar(y, p):
-    return ops.mean((y - p) ** 2) * p.scale
-
-
-@cause(loss=loss_of_a_scalar, metrics=[loss_of_a_scalar], splits=False)
-def scalar_of_a_users_on_outputs():
-    def write(x, training):
-        y = ops.tanh(x)
-        y.scale = ops.mean(x**2)
-        return y
-
-    return [kl.Dense(4), kl.Dense(3), Run(write)]
 
 
 LEFT = types.SimpleNamespace(tensor=None)

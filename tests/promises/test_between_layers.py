@@ -108,12 +108,12 @@ def reads_moments():
 
 
 OF_ITS_OWN = "a gradient of its own", "In layer 'recomputed"
-BRANCH = "in a branch of a condition", "In layer 'sometimes"
+BRANCH = "cannot hand the value out", "In layer 'sometimes"
 # Layers, what is said, and the note of where.
 REFUSED = {
     "moving statistics": (
         reads_moments,
-        ("must not read the moving statistics", ""),
+        ("nobody may read them after", ""),
     ),
     # They were never trained.
     "keras.remat": (lambda: [Recomputed(keras.remat)], OF_ITS_OWN),

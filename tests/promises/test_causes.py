@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from cause_losses import LAYERS, LOSSES, METRICS
-from cause_models import CAUSES, NUMBERS, ROWS
+from cause_models import CAUSES, NUMBERS, ROWS, Run
 from keras import layers as kl
 from quick import quick
 
@@ -75,7 +75,6 @@ def test_what_a_run_shows_has_the_bits_of_keras(name, k, request):
         np.testing.assert_array_equal(found, reference)
 
 
-SPLIT = [name for name, cause in CAUSES.items() if cause.splits]
 CHOSEN = """
     softmax_and_own_loss softmax_in_an_earlier_cell sets_a_flag
     sets_the_number_of_rows mode_of_a_shared_object
@@ -83,7 +82,7 @@ CHOSEN = """
 """
 
 
-@pytest.mark.parametrize("name", quick(SPLIT, CHOSEN.split()))
+@pytest.mark.parametrize("name", quick(CAUSES, CHOSEN.split()))
 def test_micro_batches_of_what_a_run_shows_are_those_of_keras(name, request):
     expecting(request, name)
     for found, reference in zip(trained(name, 2, 2), expected(name)):
@@ -121,16 +120,19 @@ def differ(found, reference):
     )
 
 
-def test_scalars_on_outputs_are_not_those_of_a_mini_batch():
-    made = CAUSES["scalar_of_a_users_on_outputs"].make
+@pytest.mark.parametrize("m", [1, 2])
+def test_attributes_of_outputs_are_refused_to_whole_mini_batches(m):
+    def write(x, training):
+        y = keras.ops.tanh(x)
+        y.scale = keras.ops.mean(x**2)
+        return y
 
     def loss(y, p):
         return (y - p) ** 2 * getattr(p, "scale", 1.0)
 
-    _, texts = told(lambda: [made()[-1]], 2, 2, loss)
-    assert not texts  # other layers come behind
-    model = compiled(made(), ROWS, 2, 2, loss=loss)
-    with pytest.warns(UserWarning, match="Attributes of outputs.*'scale'"):
+    layers = [kl.Dense(4), kl.Dense(3), Run(write)]
+    model = compiled(layers, ROWS, 2, m, loss=loss)
+    with pytest.raises(ValueError, match=r"Outputs must have no.*'scale'"):
         model.train_on_batch(ROWS, NUMBERS)
 
 

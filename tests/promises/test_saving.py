@@ -531,22 +531,3 @@ def test_file_of_another_machine_says_how_to_load_it(
             load(path)
     loaded = tfgpipe.load_model(path, num_partitions=1)
     assert_same(weights(loaded), weights(model))
-
-
-def test_file_without_its_seeds_is_told(tmp_path):
-    """It is whole, but was written by something else."""
-    model = compiled(pipeline(random_layers, k=2))
-    model.build_optimizer()
-    path, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"
-    model.save(path)
-    tfgpipe.load_model(path)
-
-    def without_seeds(content):
-        weights.write_bytes(content)
-        with h5py.File(weights, "a") as file:
-            del file["random_state"]
-        return weights.read_bytes()
-
-    rewritten(path, weights.name, without_seeds)
-    with pytest.warns(UserWarning, match="must hold the states of its random"):
-        tfgpipe.load_model(path)

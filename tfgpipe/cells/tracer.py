@@ -50,7 +50,6 @@ from tfgpipe.cells.head import Head
 from tfgpipe.cells.sections import Around, Home, Sections
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.devices import names
-from tfgpipe.failures import warn
 from tfgpipe.graphs import (
     CellFunctions,
     Gradient,
@@ -195,7 +194,7 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         internals.around_calls(sections.called),
         internals.naming_on_tapes(),
         internals.noting_losses(model.layers) as added,
-        internals.recording_moments(moving.layers, scope.record, moments)
+        internals.recording_moments(scope.record, moments)
         if model.is_split
         else contextlib.nullcontext(),
     ):
@@ -206,9 +205,10 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         others = [_check_loss(loss, x, model) for loss in added(scope.losses)]
         flat = tree.flatten(y)
         outputs = [None if t is None else _as_result(t) for t in flat]
-        attached = [internals.attached_to(t, model.is_split) for t in flat]
-        if model.is_split and model.head is not None and not sums:
-            _warn_of_attributes(flat)
+        attached = [*map(internals.attached_to, flat)]
+        head = model.head
+        if head is not None and not (sums and head.metrics_add_up):
+            _check_attributes(flat)
         losses = [_as_result(t) for t in [*sums, *others]]
         new_state = [(v, _as_result(t)) for v, t in scope.new_state()]
     moving.check()
@@ -254,19 +254,14 @@ def _as_result(tensor: Any) -> tf.Tensor:
     return tensor
 
 
-def _warn_of_attributes(outputs: Sequence[Any]) -> None:
-    """Warns of attributes of outputs that whole mini-batches will not have."""
-    shapes = {
-        name: tuple(value.shape)
-        for tensor in outputs
-        for name, value in internals.without_rows(tensor).items()
-    }
-    if shapes:
-        warn(
-            "Attributes of outputs must have a value for each row if there is "
-            f"more than one micro-batch. Received: {shapes}, which a loss of "
-            "whole mini-batches does not get. Repeat it for each row, or pass "
-            "num_micro_batches=1."
+def _check_attributes(outputs: Sequence[Any]) -> None:
+    """Refuses attributes of outputs that whole mini-batches will not have."""
+    hung = {name for t in outputs for name in internals.hung_by_user(t)}
+    if hung:
+        raise ValueError(
+            "Outputs must have no attributes where a loss or a metric takes "
+            f"those of a whole mini-batch. Received: {sorted(hung)}. Return "
+            "them as outputs, or pass a loss and metrics that add up."
         )
 
 

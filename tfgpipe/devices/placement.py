@@ -159,17 +159,13 @@ class Storage:
         for layer, variable, before in self._held:
             if internals.storage(variable).handle is before:
                 continue
-            other = getattr(variable, _PLACED_BY)
             raise ValueError(
                 f"The layers of model '{self._model}' must stay where it put "
-                f"them. Received: layer '{layer}', whose variables model "
-                f"'{other}' has moved to other devices, so that what "
-                f"'{self._model}' does would change nothing there. Go on with "
-                f"'{other}', or make a new `GPipe` of the layers. Two models "
-                "that train the same layers, as those of a GAN do, put them on "
-                "the same devices, by `layers_per_cell` and `devices`, and may "
-                "take turns, or train in one step by `loss_and_gradients`. "
-                "With copies, `keras.models.clone_model`, each trains its own."
+                f"them. Received: layer '{layer}', which model '"
+                f"{getattr(variable, _PLACED_BY)}' has moved to other devices. "
+                "Go on with that one, or make a new `GPipe` of the layers. "
+                "Models that train the same layers put them on the same "
+                "devices, by `layers_per_cell` and `devices`."
             )
 
 
@@ -300,16 +296,18 @@ def settle_layers(
         for weights in cell.weights_by_layer
         for weight in weights
     }
-    for layer in layers:
-        for part in internals.flat_layers(layer):
-            held: collections.Counter[str] = collections.Counter()
-            for weight in part.weights:
-                device = sent.get(id(weight), weight.value.device)
-                held[device] += tensor_bytes(weight)
-            if held:
-                _set_home(part, max(held, key=held.__getitem__))
-            if isinstance(part, keras.Model):
-                internals.forget_functions(part)
+    parts = [part for la in layers for part in internals.flat_layers(la)]
+    for part in parts:
+        held: collections.Counter[str] = collections.Counter()
+        for weight in part.weights:
+            device = sent.get(id(weight), weight.value.device)
+            held[device] += tensor_bytes(weight)
+        if held:
+            _set_home(part, max(held, key=held.__getitem__))
+    for model in filter(lambda part: isinstance(part, keras.Model), parts):
+        internals.forget_functions(model)
+        if _spans(model):
+            model.jit_compile = False
 
 
 @contextlib.contextmanager
@@ -340,10 +338,9 @@ def _called(
     if internals.is_in_xla() and _is_elsewhere({home}):
         raise ValueError(
             "A model on several devices must be called without XLA, which "
-            f"compiles for one. Received: layer '{operation.name}', whose "
-            f"weights are on {home}, in a function with jit_compile=True. "
-            "Leave it out; or call a `tfgpipe.GPipe` of the model: its "
-            "`compile(jit_compile=True)` compiles each cell by itself."
+            f"compiles for one. Received: layer '{operation.name}' on {home}, "
+            "in a function with jit_compile=True. Leave it out; or compile a "
+            "`tfgpipe.GPipe` of the model."
         )
     return tf.device(home)
 

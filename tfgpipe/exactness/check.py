@@ -313,13 +313,12 @@ def _joined(outputs: Sequence[Any]) -> Any:
     def joined(*parts: Any) -> Any:
         if parts[0] is None:
             return None
-        attached = [internals.attached_to(t, True) for t in parts]
+        attached = [internals.attached_to(t) for t in parts]
         named = {
             name: tf.concat([tensors[name] for tensors in attached], 0)
             for name in attached[0]
         }
-        constants = internals.constants_on(parts[0])
-        return internals.attach(tf.concat(parts, 0), constants | named)
+        return internals.attach(tf.concat(parts, 0), named)
 
     return tree.map_structure(joined, *outputs)
 

@@ -60,6 +60,7 @@ _allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
 _allocate_later = Replaceable(keras.Variable, "_deferred_initialize")
 _assign = Replaceable(keras.Variable, "assign")
 _make = Replaceable(keras.Variable, "__init__")
+_moments = Replaceable(keras.layers.BatchNormalization, "_moments")
 _count_made = itertools.count()
 # By the handle of its storage. Not an attribute of the handle: an attribute
 # that is set on an eager tensor may end the process in a collection of garbage,
@@ -393,10 +394,9 @@ _ATTACHED = ("_keras_mask", "_keras_logits")
 _FROM_LOGITS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
 
 
-def attached_to(tensor: Any, is_split: bool) -> dict[str, tf.Tensor]:
+def attached_to(tensor: Any) -> dict[str, tf.Tensor]:
     """Returns what Keras has hung on a tensor, by its name.
 
-    So has a user: what has a value for each row, if a mini-batch `is_split`.
     And, by the name of the operation that made it, there are the logits that
     Keras would find there.
     """
@@ -405,30 +405,11 @@ def attached_to(tensor: Any, is_split: bool) -> dict[str, tf.Tensor]:
     kind = getattr(operation, "type", None)
     if kind in _FROM_LOGITS and found["_keras_logits"] is None:
         found[kind] = operation.inputs[0]
-    left_out = {} if not is_split else without_rows(tensor)
-    for name, one in _hung_by_a_user(tensor).items():
-        if tf.is_symbolic_tensor(one) and one.graph is tensor.graph:
-            found[name] = None if name in left_out else one
     return {name: one for name, one in found.items() if one is not None}
 
 
-def without_rows(tensor: Any) -> dict[str, tf.Tensor]:
-    """The tensors that a user has hung on one, without a value for each row."""
-    return {
-        name: one
-        for name, one in _hung_by_a_user(tensor).items()
-        if tf.is_symbolic_tensor(one)
-        and not (one.shape.rank and one.shape[:1] == tensor.shape[:1])
-    }
-
-
-def constants_on(tensor: Any) -> dict[str, tf.Tensor]:
-    """What a user has hung on a tensor that is of no graph, by its name."""
-    own = _hung_by_a_user(tensor).items()
-    return {name: one for name, one in own if not tf.is_symbolic_tensor(one)}
-
-
-def _hung_by_a_user(tensor: Any) -> dict[str, tf.Tensor]:
+def hung_by_user(tensor: Any) -> dict[str, Any]:
+    """Returns what a user has hung on a tensor of a graph, by its name."""
     if not tf.is_symbolic_tensor(tensor):
         return {}  # Python dies of `vars` of tensors that are eager
     others = "_is_zeros", "_keras", "_tf"
@@ -462,7 +443,7 @@ def copies_of(
         made = copied(tensor)[0]
     else:
         made = tf.custom_gradient(copied)(tensor)
-    hung = _hung_by_a_user(tensor)
+    hung = hung_by_user(tensor)
     if tf.is_symbolic_tensor(tensor):
         hung["_keras_logits"] = getattr(tensor, "_keras_logits", None)
     for copy in made:
@@ -656,8 +637,8 @@ def function_arguments(wrapper: Any) -> dict[str, Any]:
 
 # -------------------------------------------------------- batch normalization
 def batch_moments(layer: keras.layers.Layer, inputs: Nest, mask: Nest) -> Any:
-    """Mean and variance, as a `BatchNormalization` computes them."""
-    return type(layer)._moments(layer, inputs, mask)
+    """Mean and variance, as Keras's `BatchNormalization` computes them."""
+    return _moments.original(layer, inputs, mask)
 
 
 def has_own_moments(layer: keras.layers.Layer) -> bool:
@@ -665,16 +646,13 @@ def has_own_moments(layer: keras.layers.Layer) -> bool:
     return type(layer)._moments is not keras.layers.BatchNormalization._moments
 
 
-@contextlib.contextmanager
 def recording_moments(
-    layers: list[keras.layers.BatchNormalization],
     record: Callable[..., None],
     compute: Callable[[keras.layers.Layer, Nest, Nest], Any] = batch_moments,
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Inside, `BatchNormalization`s tell their moments, as they compute them.
 
-    Those that are built inside do, too. `record` is called as `record(layer,
-    inputs, mask, mean, variance)`.
+    `record` is called as `record(layer, inputs, mask, mean, variance)`.
     """
 
     def moments(layer: keras.layers.Layer, inputs: Nest, mask: Nest) -> Any:
@@ -682,28 +660,7 @@ def recording_moments(
         record(layer, inputs, mask, mean, variance)
         return mean, variance
 
-    def add(layer: keras.layers.Layer) -> None:
-        own = functools.partial(moments, layer)
-        stack.enter_context(replaced(layer, "_moments", own))
-
-    known = {id(layer) for layer in layers}
-    call = _layer_call.current
-
-    def called(
-        layer: keras.layers.Layer, *args: object, **kwargs: object
-    ) -> Any:
-        is_one = isinstance(layer, keras.layers.BatchNormalization)
-        if is_one and not layer.built and id(layer) not in known:
-            known.add(id(layer))
-            if layer.trainable:
-                add(layer)
-        return call(layer, *args, **kwargs)
-
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            add(layer)
-        with _layer_call.by(called):
-            yield
+    return _moments.by(moments)
 
 
 # ------------------------------------------------------------------ optimizer
@@ -948,7 +905,7 @@ def watch_calls(
 
     A call of a layer or operation runs in the context that `called` returns,
     the making of a layer's variable in that of `added`. A model that `spans`
-    devices is not compiled by XLA: who asks for it gets an error.
+    devices is not compiled by XLA: Keras warns who asks for it.
     """
     for cls, name, around in (
         (keras.Operation, "__call__", called),
@@ -956,22 +913,6 @@ def watch_calls(
     ):
         setattr(cls, name, _inside(getattr(cls, name), around))
     _trainer.model_supports_jit = lambda m: _supports_jit(m) and not spans(m)
-    jit_compile = keras.Model.jit_compile
-
-    def is_compiled(model: keras.Model) -> bool:
-        return jit_compile.fget(model) and not spans(model)
-
-    def compile_or_not(model: keras.Model, value: Any) -> None:
-        if value and spans(model):
-            raise ValueError(
-                "`jit_compile` must be False for a model whose layers are on "
-                f"several devices, as XLA compiles for one. Received: "
-                f"jit_compile={value!r} for '{model.name}'. Leave it out; or "
-                "compile a `tfgpipe.GPipe` of it, which compiles each cell."
-            )
-        jit_compile.fset(model, value)
-
-    keras.Model.jit_compile = property(is_compiled, compile_or_not)
 
 
 def _inside(method: Callable, around: Callable[[Any], Any]) -> Callable:

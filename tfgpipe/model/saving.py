@@ -28,7 +28,7 @@ from tfgpipe.model.hooks import Hooks
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.schedules import CHUNKS
 from tfgpipe.sequence import items_from_config
-from tfgpipe.state import RandomState, seeds_expected
+from tfgpipe.state import RandomState
 
 _NONE_IS_A_VALUE = {"gradient_dtype", "skip_outliers"}
 
@@ -93,11 +93,7 @@ def load_model(
     for name in [*changes]:
         if changes[name] is None and name not in _NONE_IS_A_VALUE:
             del changes[name]
-    with (
-        failures.setting(_overrides, changes),
-        failures.setting(seeds_expected, True),
-        read_whole(path),
-    ):
+    with failures.setting(_overrides, changes), read_whole(path):
         model = keras.saving.load_model(path, **of_keras)
     if not isinstance(model, Saving):
         raise ValueError(

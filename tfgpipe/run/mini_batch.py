@@ -382,11 +382,8 @@ class MiniBatch:
         made = [None if t is None else tf.identity(t) for t in handed_out]
         attached = iter(made[len(traced.outputs) :])
         outputs = []
-        for tensor, output, hung_by in zip(
-            made, traced.outputs, traced.attached
-        ):
-            hung = internals.constants_on(output)
-            hung.update({name: next(attached) for name in hung_by})
+        for tensor, hung_by in zip(made, traced.attached):
+            hung = {name: next(attached) for name in hung_by}
             outputs.append(internals.attach(tensor, hung))
         return tree.map_structure(lambda i: outputs[i], traced.structure)
 

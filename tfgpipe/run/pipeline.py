@@ -23,13 +23,23 @@ All this is one list, `MiniBatch.values`: by micro-batch, values of tensors of
 the model's graph. It begins with inputs and labels; `StateFlow.start` adds the
 state, `LossGradients` the gradients of the loss, and each task its results.
 What is kept is by cell and micro-batch, the sums of gradients by cell and
-replica. Weights have their values of one mini-batch, see `weights.py`.
+replica. Weights have their values of one mini-batch.
 
 The counts of losses are known before the losses. A loss that is added up is
 divided by a number of rows, unmasked positions or weights. It rarely depends on
 what the layers compute: a function cut out of each cell computes nothing but
 what the numbers follow from, so that a backward pass can start before the last
 forward pass has ended. Where they do depend on it, that is computed twice.
+
+A variable has one owner among the devices of its cell's column: one a replica.
+It is read once, there, and sent to the others; what a cell only casts is cast
+before that. If weights are on the host, they are read and sent again where a
+device comes back to a cell:
+
+    host       w0 -------> w2 ----------> w0 ...      w2 is sent after the first
+    device     F0 of cell 0, F1, F2 | F0 of cell 2    F2 has begun
+
+Shards of a layer get their columns once, when the step begins.
 """
 
 from __future__ import annotations
@@ -41,7 +51,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe.cells import CellTasks
-from tfgpipe.devices import names
+from tfgpipe.devices import names, placement
 from tfgpipe.graphs import (
     GradientSums,
     TracedModel,
@@ -53,9 +63,8 @@ from tfgpipe.inputs import MicroBatches
 from tfgpipe.run.chain import Chain, ReadyTask, run_independently, send
 from tfgpipe.run.clock import Clock
 from tfgpipe.run.mini_batch import MiniBatch
-from tfgpipe.run.weights import Weights
 from tfgpipe.schedules import KINDS, Op, Program
-from tfgpipe.state import StateFlow
+from tfgpipe.state import StateFlow, Use
 
 
 class LossGradients(NamedTuple):
@@ -321,3 +330,77 @@ class Pipeline:
             )
             for k in self._trained
         )
+
+
+class Weights:
+    """The values of all cells' weights, on every device that needs them.
+
+    What a cell only casts, for every micro-batch, is cast once here. A device
+    that has weights of elsewhere holds two cells' weights, and its shards.
+    """
+
+    def __init__(
+        self, batch: MiniBatch, tasks: Sequence[CellTasks], chain: Chain
+    ):
+        self._tasks = tasks
+        self._cells = batch.cells
+        self._chain = chain
+        # What layers assign has its old value to the end.
+        self._assigned = {id(v) for v, _ in batch.traced.new_state}
+        self._read: dict[tuple[int, Any, Any], tf.Tensor] = {}
+        self._held: dict[str, dict[int, Any]] = {}  # by device and cell
+        self._of_shards: dict[tuple[int, str], Any] = {}  # by cell and device
+        # By device, what ran there before the last task.
+        self._before_last: dict[str, tf.Operation] = {}
+
+    def packed(self, k: int, device: str) -> Any:
+        """The weights of cell k on a device, as its next task takes them."""
+        cell = self._cells[k]
+        if cell.shards is not None:
+            if (k, device) not in self._of_shards:
+                self._of_shards[k, device] = self._packed(k, device)
+            return self._of_shards[k, device]
+        held = self._held.setdefault(device, {})
+        before_last = self._before_last.get(device)
+        self._before_last[device] = self._chain.last_op.get(device)
+        if k in held:
+            held[k] = held.pop(k)  # the last one used
+            return held[k]
+        ready = []
+        if cell.is_stored_elsewhere:
+            if len(held) > 1:
+                del held[next(iter(held))]
+            ready = [] if before_last is None else [before_last]
+            self._read = {
+                key: value
+                for key, value in self._read.items()
+                if key[0] in self._assigned
+            }
+        # Otherwise sent when the step begins, not when they are used first.
+        held[k] = self._packed(k, device, ready)
+        return held[k]
+
+    def _packed(
+        self, k: int, device: str, ready: Sequence[tf.Operation] = ()
+    ) -> Any:
+        """Packs the weights of cell k, sent after some operations."""
+        cell = self._tasks[k]
+        packed = cell.functions.weights
+        pairs = zip(cell.part.uses, packed.tensors)
+        with tf.control_dependencies(None), tf.control_dependencies(ready):
+            values = [self._sent(use, t.dtype, device) for use, t in pairs]
+        with tf.control_dependencies(None), tf.device(device):
+            return packed.pack(values)
+
+    def _sent(self, use: Use, dtype: tf.DType, device: str) -> tf.Tensor:
+        """Returns what a cell reads of a variable, in a dtype on a device."""
+        home = use.variable.value.device
+        key = id(use.variable), use.piece, dtype
+        if key not in self._read:
+            with tf.device(home):
+                value = use.columns_of(placement.read_variable(use.variable))
+                self._read[key] = tf.cast(value, dtype)
+        if names.same_device(home, device):
+            return self._read[key]
+        (value,) = send([self._read[key]], device)
+        return value

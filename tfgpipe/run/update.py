@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
@@ -39,18 +38,9 @@ _ALIKE = {
     )
 }
 
-# What a user's subclass may define: nothing that such an update calls.
-_OUTSIDE_UPDATES = {
-    "__init__",
-    "apply",
-    "apply_gradients",
-    "build",
-    "from_config",
-    "get_config",
-    "update_step",  # which is looked for in _ALIKE
-}
-
-_PLAIN = (bool, int, float, str, type(None), np.generic)
+# What a user's optimizer may define: nothing that an update calls, nor what
+# calls it and might change settings before the next.
+_OUTSIDE_UPDATES = {"__init__", "build", "from_config", "get_config"}
 
 
 def update_on_devices(
@@ -72,13 +62,19 @@ def update_on_devices(
     def update() -> None:
         applying()
 
-    alike = [*filter(_is_alike, internals.with_inner(optimizer))]
+    every = internals.with_inner(optimizer)
+    are_plain = all(
+        internals.overridden(one) <= _OUTSIDE_UPDATES for one in every
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(internals.without_all_reduce(optimizer))
         stack.enter_context(tf.device(None))
-        for one in alike:
-            shared = _SharedUpdate(one, [v for _, v in pairs])
-            stack.enter_context(internals.replaced(one, "update_step", shared))
+        for one in every:
+            if are_plain and getattr(type(one), "update_step", None) in _ALIKE:
+                shared = _SharedUpdate(one, [v for _, v in pairs])
+                stack.enter_context(
+                    internals.replaced(one, "update_step", shared)
+                )
         traced = tf.function(update, autograph=False).get_concrete_function()
     graph = traced.graph
     values = {inner.ref(): outer for outer, inner in graph.captures}
@@ -91,18 +87,6 @@ def update_on_devices(
     sparse = [ref for ref, outer in values.items() if id(outer) in slices]
     (first, *_) = optimizer.variables
     run_by_device(graph, values, first.value.device, compiles, sparse)
-
-
-def _is_alike(optimizer: keras.Optimizer) -> bool:
-    """Returns whether an optimizer updates weights as Keras wrote it.
-
-    A subclass or an attribute may replace what `update_step` calls, such as
-    `assign_sub`, and ask it for more than the values of weights.
-    """
-    return (
-        getattr(type(optimizer), "update_step", None) in _ALIKE
-        and internals.overridden(optimizer) <= _OUTSIDE_UPDATES
-    )
 
 
 def updates_slices_alike(optimizer: keras.Optimizer) -> bool:
@@ -119,8 +103,7 @@ class _SharedUpdate:
     """The `update_step` of an optimizer, traced once for equal weights.
 
     Only if the trace shows that it assigns nothing but a weight and its slots.
-    What it computes for all weights alike is computed once, as long as nothing
-    but reads uses the variables that it reads for that.
+    What it computes for all weights alike, numbers, is computed once.
     """
 
     def __init__(
@@ -129,7 +112,7 @@ class _SharedUpdate:
         self._optimizer = optimizer
         self._plain = optimizer.update_step
         self._by_storage = {id(v.value): v for v in variables}
-        self._traced: dict[Hashable, _Update] = {}
+        self._traced: dict[Hashable, tuple[Callable | None, Any]] = {}
 
     def __call__(
         self, gradient: Any, variable: keras.Variable, learning_rate: Any
@@ -138,113 +121,76 @@ class _SharedUpdate:
 
         A sparse gradient changes a few rows of a variable in place.
         """
-        own = self._by_storage.get(id(variable))
-        if own is None or not isinstance(gradient, tf.Tensor):
+
+        def plain() -> None:
             self._plain(gradient, variable, learning_rate)
+
+        known = self._by_storage.get(id(variable))
+        if known is None or not isinstance(gradient, tf.Tensor):
+            plain()
             return
-        changing = [own, *internals.slots(self._optimizer, own)]
-        handles = [v.value.handle for v in changing]
+        changing = [known, *internals.slots(self._optimizer, known)]
+        given = [gradient, *(v.value.handle for v in changing)]
         key = (
             *((tuple(v.shape), v.value.dtype) for v in changing),
             *(gradient.shape, gradient.dtype, id(learning_rate)),
-            *self._settings(),
         )
-        update = self._traced.get(key)
-        if update is None or not update.is_as_before:
-            update = self._traced[key] = _Update(
-                lambda: self._plain(gradient, variable, learning_rate),
-                [gradient, *handles],
-                learning_rate,
-            )
-        if update.is_alike:
-            update([gradient, *handles])
+        if key not in self._traced:  # which keeps the rate, so its id is its
+            self._traced[key] = _shared(plain, given), learning_rate
+        update, _ = self._traced[key]
+        if update is None:
+            plain()
         else:
-            self._plain(gradient, variable, learning_rate)
-
-    def _settings(self) -> Iterator[Any]:
-        """Tells what the optimizer says in plain numbers, which may change."""
-        for name, value in vars(self._optimizer).items():
-            if isinstance(value, _PLAIN):
-                yield name, value
+            update(given)
 
 
-class _Update:
-    """An update of a weight, in the graph that is traced now.
+def _shared(
+    function: Callable[[], None], given: list[tf.Tensor]
+) -> Callable[[list[tf.Tensor]], None] | None:
+    """Traces an update of a weight for all that are alike.
 
-    Args:
-        function: Updates the weight.
-        given: What is another for other weights: gradient and handles.
-        kept: What must not be forgotten as long as this is known.
-
-    Attributes:
-        is_alike: Whether all else is read, and nothing but a number.
+    `given` is what is another for other weights: gradient and handles. Returns
+    None if something else is assigned, or read that is no number.
     """
+    graph = tf.function(function, autograph=False)
+    graph = graph.get_concrete_function().graph
+    outside = {id(outer): inner for outer, inner in graph.captures}
+    places = [outside.get(id(t)) for t in given]
+    taken = [t for t in places if t is not None]
+    whole = WholeGraph(graph, takes_reads=False)
+    known = {t.ref() for t in taken}
+    following: set[str] = set()  # the names of what follows from the given
+    for op in whole.operations:
+        if any(t.ref() in known for t in op.inputs):
+            following.add(op.name)
+            known |= {t.ref() for t in op.outputs}
+    common: dict[Hashable, tf.Tensor] = {
+        t.ref(): t
+        for op in whole.operations
+        if op.name in following
+        for t in op.inputs
+        if t.ref() not in known and t.op.type != "Const"
+    }
+    effects = [
+        op
+        for op in whole.operations
+        if internals.is_stateful(op.type) and op.type != "ReadVariableOp"
+    ]
+    if not all(op.name in following for op in effects) or any(
+        t.shape.rank != 0 or t.dtype == tf.resource for t in common.values()
+    ):
+        return None
+    cutter = GraphCutter(whole, following, {"autograph": False}, "CPU")
+    update = cutter.function([*taken, *common.values()], [], effects)
+    numbers = _add_common(whole, [*common.values()])
 
-    def __init__(self, function: Callable, given: list[tf.Tensor], kept: Any):
-        self._kept = kept
-        graph = tf.function(function, autograph=False)
-        graph = graph.get_concrete_function().graph
-        outside = {id(outer): inner for outer, inner in graph.captures}
-        self._given = [outside.get(id(t)) for t in given]
-        whole = WholeGraph(graph, takes_reads=False)
-        known = {t.ref() for t in self._given if t is not None}
-        own: set[str] = set()  # what follows from the given
-        for op in whole.operations:
-            if any(t.ref() in known for t in op.inputs):
-                own.add(op.name)
-                known |= {t.ref() for t in op.outputs}
-        common: dict[Hashable, tf.Tensor] = {
-            t.ref(): t
-            for op in whole.operations
-            if op.name in own
-            for t in op.inputs
-            if t.ref() not in known and t.op.type != "Const"
-        }
-        effects = [
-            op
-            for op in whole.operations
-            if internals.is_stateful(op.type) and op.type != "ReadVariableOp"
-        ]
-        self.is_alike = all(op.name in own for op in effects) and all(
-            t.shape.rank == 0 and t.dtype != tf.resource
-            for t in common.values()
-        )
-        self._read = [
-            outer
-            for outer, inner in graph.captures
-            if outer.dtype == tf.resource and inner.ref() not in known
-        ]
-        self._num_uses = self._uses()
-        if self.is_alike:
-            cutter = GraphCutter(whole, own, {"autograph": False}, "CPU")
-            taken = [t for t in self._given if t is not None]
-            self._function = cutter.function(
-                [*taken, *common.values()], [], effects
-            )
-            self._common = _add_common(whole, [*common.values()])
-
-    @property
-    def is_as_before(self) -> bool:
-        """Returns whether nothing was assigned that the update reads."""
-        return self._uses() == self._num_uses
-
-    def __call__(self, given: list[tf.Tensor]) -> None:
-        """Adds the update of a weight to the graph."""
+    def updated(given: list[tf.Tensor]) -> None:
         values = {
-            t.ref(): value
-            for t, value in zip(self._given, given)
-            if t is not None
+            t.ref(): value for t, value in zip(places, given) if t is not None
         }
-        self._function({**values, **self._common})
+        update({**values, **numbers})
 
-    def _uses(self) -> int:
-        """How often anything but a read has used the variables."""
-        graph = tf.compat.v1.get_default_graph()
-        return sum(
-            op.type != "ReadVariableOp"
-            for handle in self._read
-            for op in graph.capture(handle).consumers()
-        )
+    return updated
 
 
 def _add_common(

@@ -4,14 +4,9 @@ from tfgpipe.state.batch_normalization import (
     MovingStatistics,
     choosing_moments,
     is_synchronized,
-)
-from tfgpipe.state.flow import StateFlow
-from tfgpipe.state.rules import (
-    RandomState,
-    seeds_expected,
     sum_of,
-    weighted_mean,
 )
+from tfgpipe.state.flow import RandomState, StateFlow, weighted_mean
 from tfgpipe.state.scope import InnerScope, ModelScope, Use
 
 __all__ = [
@@ -23,7 +18,6 @@ __all__ = [
     "Use",
     "choosing_moments",
     "is_synchronized",
-    "seeds_expected",
     "sum_of",
     "weighted_mean",
 ]

@@ -40,7 +40,6 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.graphs import sum_over_replicas
 from tfgpipe.inputs import MicroBatches
-from tfgpipe.state.rules import sum_of
 
 # Of one call of a layer: mean, variance, and count: None without a mask.
 CallMoments = tuple[Any, ...]
@@ -133,27 +132,17 @@ class MovingStatistics:
 
     def check(self) -> None:
         """Refuses reads and rules for which the mini-batch has no moments."""
-        if self._stale:
+        odd = [*self._stale.values(), *self._odd.values()]
+        if odd:
             raise ValueError(
-                "A layer must not read the moving statistics of a "
-                "`keras.layers.BatchNormalization` after it was called with "
-                "`training=True`, if there is more than one micro-batch: they "
-                "move once, at the end of the mini-batch. Received: reads of "
-                f"{[*self._stale.values()]}. Read them "
-                "before, compute the moments that you need, or pass "
-                "num_micro_batches=1."
-            )
-        if self._odd:
-            raise ValueError(
-                "A `keras.layers.BatchNormalization` must leave its moments to "
-                "Keras, and move its statistics to `old * momentum + new * "
-                "(1 - momentum)` with a constant momentum, if there is more "
-                "than one micro-batch: they move once, with the moments of "
-                f"the mini-batch. Received: {[*self._odd.values()]}, which "
-                "assign something else to their moving statistics. Call "
-                "`super().call`, pass num_micro_batches=1, or derive from "
-                "`keras.layers.Layer`: then they are the mean over "
-                "micro-batches, as other state is."
+                "A `keras.layers.BatchNormalization` must move its statistics "
+                "to `old * momentum + new * (1 - momentum)` with the moments "
+                "that Keras computes, and nobody may read them after, if there "
+                "is more than one micro-batch: they move once, at the end of "
+                f"the mini-batch. Received: {odd}. Call `super().call` and "
+                "read them before, pass num_micro_batches=1, or derive from "
+                "`keras.layers.Layer`: then they are the mean over micro-"
+                "batches, as other state is."
             )
 
 
@@ -191,11 +180,9 @@ def choosing_moments(
             return internals.batch_moments(layer, inputs, mask)
         if internals.current_graph() is not graph:
             raise ValueError(
-                "A batch normalisation over replicas must be called by a "
-                f"layer directly. Received: layer '{layer.name}' with "
-                "synchronized=True in a loop, a condition or a `tf.function`, "
-                "which cannot be left in the middle. Call it outside of that, "
-                "or pass synchronized=False."
+                "A batch normalisation with synchronized=True must be called "
+                "outside of loops, conditions and `tf.function`s. Received: "
+                f"layer '{layer.name}'. Or pass synchronized=False."
             )
         return moments_over_replicas(layer, inputs, mask)
 
@@ -359,3 +346,8 @@ def combine_moments(
     squares = [v + tf.square(m - mean) for v, m in zip(variances, means)]
     variance = sum_of([w * square for w, square in zip(shares, squares)])
     return mean, variance
+
+
+def sum_of(values: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum, always rounded alike, which a sum by AddN is not."""
+    return tf.reduce_sum(tf.stack(values), axis=0)

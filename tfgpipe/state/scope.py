@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.graphs import Piece, is_continuous
 from tfgpipe.state.batch_normalization import MovingStatistics, factors
-from tfgpipe.state.rules import advance_seed
+from tfgpipe.state.flow import advance_seed
 
 
 class Use(NamedTuple):
@@ -175,11 +175,10 @@ class ModelScope(keras.StatelessScope):
         is_refused = is_trained or id(variable) in self._seeds
         if is_refused and internals.in_custom_gradient(variable):
             raise ValueError(
-                "A layer must not read its variables in a function that has a "
-                "gradient of its own, such as `keras.remat(f)`, "
-                "`tf.recompute_grad(f)` or `tf.custom_gradient`: they would "
-                f"not be trained. Received: a read of '{variable.path}' there. "
-                "Choose what is recomputed with `remat` and `remat_groups` of "
+                "A layer must not read its variables in a function with a "
+                "gradient of its own, such as `keras.remat(f)` or "
+                "`tf.custom_gradient`: they would not be trained. Received: "
+                f"'{variable.path}'. Choose what is recomputed by `remat` of "
                 "`GPipe`; pass what a custom gradient needs as arguments."
             )
         self._moving.read(variable)
@@ -249,10 +248,9 @@ class ModelScope(keras.StatelessScope):
         """Refuses an action whose value cannot leave a loop or a function."""
         raise ValueError(
             "Variables must be assigned, random numbers drawn and batches "
-            "normalised by a layer directly. Received: "
-            f"{action} in a branch of a condition, in a loop or in a "
-            "`tf.function`, from which a pipeline cannot take it to the end of "
-            "the mini-batch. Do it before, and choose by `keras.ops.where`."
+            "normalised by a layer directly, if a loop, a branch or a `tf."
+            f"function` cannot hand the value out. Received: {action} there. "
+            "Do it before, and choose by `keras.ops.where`."
         )
 
     def record(

@@ -3,7 +3,7 @@
 outputs      the parts' outputs, one after the other
 losses       of the parts, the mean by rows
 state        the mean by rows, or else the first part's, see
-`state/rules.py`
+`state/flow.py`
 metrics      run on from part to part
 gradients    with respect to inputs one after the other, to weights the sum
 """
