@@ -138,7 +138,7 @@ def test_error_of_the_backward_pass_is_raised(schedule, remat):
 def test_error_of_a_replica_is_raised():
     with tfgpipe.PipelineStrategy(2, 2).scope():
         layers = [Shift(), kl.Embedding(4, 4, name="table"), kl.Flatten()]
-        layers += [kl.BatchNormalization(synchronized=True), kl.Dense(2)]
+        layers += [kl.BatchNormalization(), kl.Dense(2)]
         layers = [keras.Input((3,), dtype="int32"), *layers]
         model = tfgpipe.GPipe(layers, None, 1, layers_per_cell=[1, 4])
     compiled(model, "sgd")

@@ -145,8 +145,8 @@ def program_of(events: Sequence[Event]) -> Program:
     """Returns the program that the devices ran."""
     in_order = sorted(scheduled(events), key=lambda e: (e.start, e.end))
     device_of = {event.task: event.device for event in in_order}
-    turns = [[Op(*task, device_of[task])] for task in merged(device_of)]
-    return Program(turns, len(idle_shares(events)))
+    ops = [Op(*task, device_of[task]) for task in merged(device_of)]
+    return Program(ops, len(idle_shares(events)))
 
 
 def without_waiting(events: Sequence[Event]) -> list[Event]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import tempfile
 from typing import Any
@@ -129,18 +128,6 @@ def noisy():
     for _ in range(2):
         layers += [kl.Dropout(0.3), kl.BatchNormalization(), kl.Dense(6)]
     return layers
-
-
-def synchronized():
-    """Layers whose moments are those of all replicas."""
-    layers = [
-        [
-            kl.Dense(8, "gelu"),
-            kl.BatchNormalization(synchronized=True),
-        ]
-        for _ in range(2)
-    ]
-    return [*itertools.chain(*layers), kl.Dropout(0.3), kl.Dense(2)]
 
 
 def drawing():
@@ -362,7 +349,6 @@ MODELS: dict[str, Kind] = {
     "smoothed": Kind(
         attention, IDS, lambda rng: np.eye(13)[IDS(rng)], smoothed
     ),
-    "synchronized": Kind(synchronized, normal(5), normal(2)),
     "without_rows": Kind(without_rows, IDS, IDS, of_logits),
 }
 

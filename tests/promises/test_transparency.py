@@ -200,7 +200,7 @@ REPLICATED = [
         for feature in ("eagerly", "head in parts", "several steps")
     ),
     *(
-        Case("synchronized", 2, 4, feature=feature, replicas=2)
+        Case("noisy", 2, 4, feature=feature, replicas=2)
         for feature in FEATURES
         if feature not in ("none", "head in parts")
     ),

@@ -73,7 +73,7 @@ class TaskCall(NamedTuple):
     """A task with its arguments: a call without arguments.
 
     Attributes:
-        function: The function, with stages maybe, see `run/chain.py`.
+        function: The function.
         values: Arguments, by the tensors of the graph that they stand for.
         finish: Makes the results of the task from the function's.
         sums: The sums of gradients so far, packed.
@@ -135,9 +135,7 @@ class CellTasks:
                 [t for _, t in self._metrics], [t for _, t in self._results]
             )
 
-    def facts(
-        self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
-    ) -> CellFacts:
+    def facts(self, has_backward: bool, needs_dx: bool) -> CellFacts:
         """Returns the properties of the cell that a program depends on."""
         cut, has_dx = self.functions, bool(self.part.gradient_outputs)
         keeps = bool(cut.kept.slots) and not cut.options.jit_compile
@@ -146,7 +144,6 @@ class CellTasks:
             needs_dx,
             has_halves=needs_dx and has_dx and cut.can_be_split,
             recomputes=has_backward and keeps,
-            synchronizes=synchronizes,
         )
 
     def hide(self, tensors: Sequence[tf.Tensor | None]) -> None:
@@ -166,7 +163,7 @@ class CellTasks:
         `keeps` says whether it returns what the backward pass needs.
         """
         cut, outputs = self.functions, self._results
-        others = [*self.for_metrics, *cut.totals]
+        others = self.for_metrics
         kept = [cut.kept] if keeps else []
         function = cut.function(
             ("forward", keeps, bool(self.for_metrics), len(outputs)),
@@ -204,7 +201,7 @@ class CellTasks:
         """
         cut = self.functions
         return TaskCall(
-            cut.function("recompute", cut.totals, [cut.kept]),
+            cut.function("recompute", [], [cut.kept]),
             self.arguments(values, kept),
             lambda results: {**kept, cut.kept: results[0]},
         )
@@ -236,7 +233,7 @@ class CellTasks:
         with_sums = sums is not None or cut.options.begins_sums
         function = cut.function(
             ("backward", with_dx, len(bundles), with_sums, len(forward)),
-            [*cut.totals, *bundles],
+            bundles,
             [
                 *forward,
                 *(shared.gradient_outputs if with_dx else []),
@@ -300,7 +297,7 @@ class CellTasks:
         made = [cut.crossing] if taken else [cut.crossing, cut.kept]
         function = cut.function(
             ("input_gradient", bool(taken)),
-            [*cut.totals, *taken],
+            taken,
             [*cut.part.gradient_outputs, *made],
         )
 
@@ -379,11 +376,11 @@ class HeadTasks(CellTasks):
         }
         known = {*self._outputs, *self._sums, *self._metrics_before}
         others = [t for t in part.forward_outputs if t.ref() not in known]
-        if tensors := others or functions.totals:
+        if others:
             raise ValueError(
                 "`head_parts` must be 1 where the last layers, or losses and "
-                "metrics, draw, assign state, normalise over the batch or add "
-                f"to the loss. Received: {self._layers_of(tensors)}. Put that "
+                "metrics, draw, assign state or add "
+                f"to the loss. Received: {self._layers_of(others)}. Put that "
                 "before the last layer, or leave `head_parts` out."
             )
         self._with_rows = self._tensors_with_rows()
@@ -438,11 +435,9 @@ class HeadTasks(CellTasks):
         words = [str(traced.section_of(place).words) for place in places]
         return ", ".join(dict.fromkeys(words))
 
-    def facts(
-        self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
-    ) -> CellFacts:
+    def facts(self, has_backward: bool, needs_dx: bool) -> CellFacts:
         """See `CellTasks`."""
-        facts = super().facts(has_backward, needs_dx, synchronizes)
+        facts = super().facts(has_backward, needs_dx)
         return facts._replace(has_halves=False, recomputes=False, is_head=True)
 
     def forward(self, values: Values, keeps: bool) -> Any:

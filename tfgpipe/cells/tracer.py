@@ -65,7 +65,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.inputs import structure_of
 from tfgpipe.internals import Nest
-from tfgpipe.state import ModelScope, MovingStatistics, choosing_moments
+from tfgpipe.state import ModelScope, MovingStatistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,6 @@ class ModelCall:
         training: Whether it is trained.
         is_split: Whether there are several micro-batches.
         head: Loss and metrics of a micro-batch, or None.
-        synchronizes: Whether moments may be taken over replicas.
         home: Returns the cell of a call, see `Sections`.
         around: Returns a context for the call of a layer, see `Sections`.
         num_cells: The number of cells; one, if there are none yet.
@@ -92,7 +91,6 @@ class ModelCall:
     training: bool
     is_split: bool
     head: Head | None = None
-    synchronizes: bool = False
     home: Home = lambda *_: None
     around: Around = lambda *_: contextlib.nullcontext()
     num_cells: int = 1
@@ -182,9 +180,6 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         tape,
         model.sent,
     )
-    moments = internals.batch_moments
-    if model.synchronizes:
-        moments = choosing_moments(internals.current_graph())
     # Scalars, one for each output with a loss.
     sums: list[tf.Tensor] = []
     counts: list[tf.Tensor] = []
@@ -194,7 +189,7 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         internals.around_calls(sections.called),
         internals.naming_on_tapes(),
         internals.noting_losses(model.layers) as added,
-        internals.recording_moments(scope.record, moments)
+        internals.recording_moments(scope.record)
         if model.is_split
         else contextlib.nullcontext(),
     ):

@@ -26,7 +26,7 @@ from tfgpipe.graphs import is_continuous, stateful_kinds
 from tfgpipe.inputs import MicroBatches, check_rows, first_tensor
 from tfgpipe.internals import Nest
 from tfgpipe.model import HOST, GPipe, all_finite
-from tfgpipe.state import is_synchronized, weighted_mean
+from tfgpipe.state import weighted_mean
 from tfgpipe.trial import (
     Trial,
     change_distance,
@@ -206,14 +206,6 @@ def _check_model(model: GPipe) -> None:
         raise ValueError(
             "`model` must be compiled for a training step. Received: "
             f"'{model.name}'. Call `model.compile(optimizer, loss)` first."
-        )
-    layers = internals.flat_layers(model)
-    together = [layer.name for layer in filter(is_synchronized, layers)]
-    if model.num_replicas > 1 and together:
-        raise ValueError(
-            "`model` must have one replica to be checked, if it normalises "
-            f"over replicas. Received: {model.num_replicas} replicas, and "
-            f"synchronized=True of {together}."
         )
 
 

@@ -10,8 +10,6 @@ from tfgpipe.graphs.cut import (
     called_functions,
     follows,
     functions_of,
-    sum_over_replicas,
-    sums_over_replicas,
 )
 from tfgpipe.graphs.flops import LIKELY_ROWS, operation_flops
 from tfgpipe.graphs.functions import (

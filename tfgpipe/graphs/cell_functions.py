@@ -63,7 +63,6 @@ from tfgpipe.graphs.cut import (
     CHEAP,
     GraphCutter,
     functions_of,
-    sums_over_replicas,
 )
 from tfgpipe.graphs.flops import LIKELY_ROWS, operation_flops
 from tfgpipe.graphs.functions import Bundle, Subfunction, in_turn, tensors
@@ -100,7 +99,6 @@ class CellFunctions:
         kept_share: Of the bytes that it needs, how much that is.
         crossing: What the second half of the backward pass needs of the first.
         sums: The gradients of weights that are dense.
-        totals: What of the forward pass is added up over replicas.
     """
 
     def __init__(
@@ -122,14 +120,13 @@ class CellFunctions:
             part.backward,
         )
         self._functions: dict[Hashable, Subfunction] = {}
-        self.totals = sums_over_replicas(part.operations)
         weights = [use.tensor for use in part.uses]
         self.weights = Bundle(
             [only_cast(w) or [w] for w in weights], self._together
         )
         others = [*part.forward_inputs, *part.gradient_inputs]
         self._at_hand = [*others, self.weights]
-        at_hand = [*others, *self.weights.aliases, *self.totals]
+        at_hand = [*others, *self.weights.aliases]
         #     forward    x, w -> y       kept: what the rest takes of these
         #     ---------------------
         #     half       dy -> dx
@@ -171,15 +168,13 @@ class CellFunctions:
         sums: Bundle | None = None,
         with_effects: bool = False,
     ) -> Subfunction:
-        """A function of the arguments; in stages where it waits for replicas.
+        """A function of the arguments.
 
         Asked for again by the same `key`, it is the same one. `with_effects` if
         it has the layers' side effects; `sums` as for `GraphCutter.function`.
         """
         if key not in self._functions:
-            cut = self._graph
-            make = cut.in_stages if self.totals else cut.function
-            self._functions[key] = make(
+            self._functions[key] = self._graph.function(
                 [*self._at_hand, *inputs],
                 fetches,
                 self.part.effects if with_effects else (),
@@ -195,7 +190,7 @@ class CellFunctions:
         What the backward pass needs is among the others.
         """
         forward = self.part.forward
-        made = [*others, *self.totals, *self.kept.tensors]
+        made = [*others, *self.kept.tensors]
         # Sizes are kept by operations of the backward pass.
         sizes = [t.op for t in made if t.op.name not in forward]
         made += [t for op in sizes for t in op.inputs]
@@ -208,15 +203,7 @@ class CellFunctions:
         """The function that computes tensors of the forward pass alone."""
         key = tuple(t.ref() for t in fetches)
         with in_turn(False):  # no task, which devices run in turn
-            function = self.function(key, [], fetches)
-        if function.stages:
-            raise ValueError(
-                "What a loss is divided by must not follow from a batch "
-                "normalisation over replicas, where it is needed before all "
-                'forward tasks are done. Pass schedule="gpipe", '
-                "synchronized=False, or batches of a fixed shape."
-            )
-        return function
+            return self.function(key, [], fetches)
 
     def check_kept(self) -> None:
         """Refuses to keep what XLA cannot hand from function to function.

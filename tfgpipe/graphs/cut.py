@@ -20,15 +20,6 @@ others. It holds a copy of the operations in between and nothing else:
 What one run of Python has made is cut, and not traced a second time: so the
 bits of a recomputed h are the first one's, and a layer that draws random
 numbers, or prints, is called once a trace.
-
-Where a cell's part of it adds up over replicas, see
-`state/batch_normalization.py`, a function ends, and the next one takes the
-total:
-
-    sums of stage 1 -> totals -> sums of stage 2 -> totals -> ... -> results
-
-Sums that do not need each other's totals are of one stage. What a stage makes
-and a later one takes is carried, so that nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -45,7 +36,6 @@ from tfgpipe.graphs.flops import LIKELY_ROWS
 from tfgpipe.graphs.functions import (
     Bundle,
     OutsideValue,
-    Stage,
     Subfunction,
     as_bundle,
     traced,
@@ -231,24 +221,22 @@ class GraphCutter:
         names: set[str],
         fetches: Iterable[tf.Tensor],
         at_hand: Iterable[tf.Tensor],
-        as_sizes: bool = True,
     ) -> list[tf.Tensor]:
         """The tensors that operations, and fetches, take from others.
 
         Without what is `at_hand`, and what follows cheaply from it. Of a
-        tensor whose size alone is needed, the size, unless `as_sizes` is False.
+        tensor whose size alone is needed, the size.
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
         entering: dict[Any, tf.Tensor] = {}
         operations = [op for op in self._operations if op.name in names]
-        kinds = self._sizes if as_sizes else ()
-        others = [op for op in operations if op.type not in kinds]
+        others = [op for op in operations if op.type not in self._sizes]
         for tensor in [*(t for op in others for t in op.inputs), *fetches]:
             if tensor.op.name not in names and not follows(tensor, free):
                 entering[tensor.ref()] = tensor
         for op in operations:
             if (
-                op.type in kinds
+                op.type in self._sizes
                 and not all(follows(t, free) for t in op.outputs)
                 and any(
                     t.op.name not in names
@@ -266,16 +254,15 @@ class GraphCutter:
         fetches: Sequence[tf.Tensor | Bundle],
         controls: Iterable[tf.Operation] = (),
         sums: Bundle | None = None,
-        done: Collection[str] = (),
     ) -> Subfunction:
         """Cuts out the function that computes some tensors from others.
 
         It takes the inputs that it needs. Of operations that no fetch needs it
-        runs `controls` alone, for their side effects, but none of `done`.
+        runs `controls` alone, for their side effects.
         `sums` is a fetch that is added to an argument of the function's, the
         sums so far.
         """
-        names, taken = self._reached(inputs, fetches, controls, done)
+        names, taken = self._reached(inputs, fetches, controls)
         part = self._whole.definition_of(names)
         is_compiled = self._options.get("jit_compile")  # XLA merges them itself
         merged = {} if is_compiled else _merge_equal(part, self._gradients)
@@ -284,71 +271,13 @@ class GraphCutter:
         add_in_order(part)
         return self.imported(part, taken, fetches, sums, merged)
 
-    def in_stages(
-        self,
-        inputs: Iterable[tf.Tensor | Bundle],
-        fetches: Sequence[tf.Tensor | Bundle],
-        controls: Sequence[tf.Operation],
-        sums: Bundle | None,
-    ) -> Subfunction:
-        """Cuts out a function that waits for replicas, see `function`.
-
-        stage 0    inputs                       -> sums 0, carried 0
-                   partners add up sums 0: totals 0
-        stage 1    inputs, totals 0, carried 0  -> sums 1, carried 1
-                   ...
-        last       inputs, all totals, all carried  -> fetches
-        """
-        inputs = list(inputs)
-        # The additions, those first that need none of the others.
-        levels: list[list[tf.Operation]] = []
-        depths: dict[str, int] = {}
-        names, _ = self._reached(inputs, fetches, controls)
-        for op in self._whole.in_order(names):
-            depth = max(
-                (depths.get(t.op.name, 0) for t in op.inputs), default=0
-            )
-            if is_sum(op):
-                if depth == len(levels):
-                    levels.append([])
-                levels[depth].append(op)
-                depth += 1
-            depths[op.name] = depth
-        known = [*inputs, *(op.outputs[0] for ops in levels for op in ops)]
-        done: set[str] = set()  # operations of earlier stages
-        stages: list[Stage] = []
-        for i, level in enumerate(levels):
-            partial = [op.inputs[0] for op in level]
-            new = self._reached(inputs, partial)[0] - done
-            done |= new
-            later = [op.inputs[0] for ops in levels[i + 1 :] for op in ops]
-            wanted = [*fetches, *later]
-            rest, _ = self._reached(known, wanted, controls, done)
-            at_hand = [t for one in known for t in as_bundle(one).aliases]
-            direct = [t for one in wanted for t in as_bundle(one).tensors]
-            taken = self.entering(rest - done, direct, at_hand, False)
-            made = {t.ref(): t for t in taken if t.op.name in new}
-            carried = Bundle(list(made.values()), together=False)
-            stage = self.function(inputs, [*partial, carried])
-            received = [op.outputs[0] for op in level]
-            stages.append(Stage(stage, received, carried))
-            inputs += [*received, carried]
-        last = self.function(inputs, fetches, controls, sums, done)
-        last.stages = stages
-        return last
-
     def _reached(
         self,
         inputs: Iterable[tf.Tensor | Bundle],
         fetches: Iterable[tf.Tensor | Bundle],
         controls: Iterable[tf.Operation] = (),
-        done: Collection[str] = (),
     ) -> tuple[set[str], list[tf.Tensor | Bundle]]:
-        """Names of a function's operations, and the inputs that it takes.
-
-        As for `function`; `done` is what another function did, which is not run
-        for side effects.
-        """
+        """Names of a function's operations, and the inputs that it takes."""
         # What is not computed here: captured from outside, or given.
         known: dict[Any, tf.Tensor | Bundle] = {
             ref: ref.deref() for ref in self.captures
@@ -363,8 +292,8 @@ class GraphCutter:
                 taken[id(one)] = one
             return one is not None
 
-        controls = [op for op in controls if op.name not in done]
-        followed = {*self._inside} - {*done} if controls else set()
+        controls = [*controls]
+        followed = {*self._inside} if controls else set()
         wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
         operations = internals.ancestors(
             [*wanted, *(op.outputs[0] for op in controls if op.outputs)],
@@ -615,30 +544,3 @@ def add_in_order(definition: tf.compat.v1.GraphDef) -> None:
         node.attr.pop("N")
         node.ClearField("input")
         node.input.extend([total, last, *controls])
-
-
-# ------------------------------------------- functions that wait for replicas
-_NAME = "moments_over_replicas"
-
-
-@tf.custom_gradient
-def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
-    """The point of a graph where the partners' tensors are added up."""
-
-    def point(value: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.PlaceholderWithDefault(
-            input=value, shape=value.shape, name=_NAME
-        )
-
-    return point(tensor), point
-
-
-def is_sum(op: tf.Operation) -> bool:
-    """Returns whether `sum_over_replicas` added an operation to the graph."""
-    is_point = op.type == "PlaceholderWithDefault"
-    return is_point and op.name.split("/")[-1].startswith(_NAME)
-
-
-def sums_over_replicas(operations: Iterable[tf.Operation]) -> list[tf.Tensor]:
-    """What `sum_over_replicas` returned in the graph of some operations."""
-    return [op.outputs[0] for op in operations if is_sum(op)]

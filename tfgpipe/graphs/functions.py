@@ -29,7 +29,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -170,20 +170,6 @@ class OutsideValue:
         return value
 
 
-class Stage(NamedTuple):
-    """A part of a function, up to where partners add up.
-
-    Attributes:
-        function: Returns this replica's sums, and what is carried.
-        received: The totals, tensors of the graph, one for each sum.
-        carried: What later stages take besides.
-    """
-
-    function: Subfunction
-    received: list[tf.Tensor]
-    carried: Bundle
-
-
 class Subfunction:
     """A function cut out of a graph.
 
@@ -192,7 +178,6 @@ class Subfunction:
 
     Attributes:
         inputs: Tensors of the graph, and bundles, that it takes.
-        stages: What runs before it, and waits for replicas.
     """
 
     def __init__(
@@ -204,7 +189,6 @@ class Subfunction:
     ):
         self._call = internals.FunctionCall(concrete)
         self.inputs = inputs
-        self.stages: list[Stage] = []
         self._fetches = fetches
         self._captures = captures
 

@@ -39,7 +39,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs.cut import WholeGraph, is_sum
+from tfgpipe.graphs.cut import WholeGraph
 from tfgpipe.graphs.functions import tensors
 from tfgpipe.graphs.parts import Part
 from tfgpipe.graphs.traced_model import TracedModel, stateful_kinds
@@ -140,7 +140,6 @@ def part_key(part: Part, facts: Any, in_process: bool = True) -> str:
                 len(part.forward_outputs),
             ),
             [i for i, op in enumerate(operations) if op.name in part.backward],
-            [writer.number[op.name] for op in operations if is_sum(op)],
             [writer.number[op.name] for op in part.effects],
             tf.nest.flatten(facts),
         ]

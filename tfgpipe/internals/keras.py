@@ -636,11 +636,6 @@ def function_arguments(wrapper: Any) -> dict[str, Any]:
 
 
 # -------------------------------------------------------- batch normalization
-def batch_moments(layer: keras.layers.Layer, inputs: Nest, mask: Nest) -> Any:
-    """Mean and variance, as Keras's `BatchNormalization` computes them."""
-    return _moments.original(layer, inputs, mask)
-
-
 def has_own_moments(layer: keras.layers.Layer) -> bool:
     """Tells whether a `BatchNormalization` computes moments in its own way."""
     return type(layer)._moments is not keras.layers.BatchNormalization._moments
@@ -648,7 +643,6 @@ def has_own_moments(layer: keras.layers.Layer) -> bool:
 
 def recording_moments(
     record: Callable[..., None],
-    compute: Callable[[keras.layers.Layer, Nest, Nest], Any] = batch_moments,
 ) -> contextlib.AbstractContextManager[None]:
     """Inside, `BatchNormalization`s tell their moments, as they compute them.
 
@@ -656,7 +650,7 @@ def recording_moments(
     """
 
     def moments(layer: keras.layers.Layer, inputs: Nest, mask: Nest) -> Any:
-        mean, variance = compute(layer, inputs, mask)
+        mean, variance = _moments.original(layer, inputs, mask)
         record(layer, inputs, mask, mean, variance)
         return mean, variance
 

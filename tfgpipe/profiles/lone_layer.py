@@ -55,7 +55,7 @@ from tfgpipe.profiles.profile_record import (
     Spread,
     TaskSeconds,
 )
-from tfgpipe.run import Chain, Clock, ReadyTask
+from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 
 _FORWARD = ("forward", "recompute", "recompute_last")
@@ -305,7 +305,7 @@ class LoneLayer:
                     with tf.control_dependencies([before]):
                         before = tf.reduce_sum(value).op
             chain.last_op[device] = before
-            return chain.run(ReadyTask(Task(kind, 0, 0), device, [], work))
+            return chain.run(Task(kind, 0, 0), device, [], work)
 
         with tf.device(device):
             known = self._known(values)

@@ -3,7 +3,7 @@
 Begin with `pipeline.py`.
 """
 
-from tfgpipe.run.chain import Chain, ReadyTask
+from tfgpipe.run.chain import Chain
 from tfgpipe.run.clock import Clock, Event
 from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.run.pipeline import LossGradients, Pipeline
@@ -16,7 +16,6 @@ __all__ = [
     "LossGradients",
     "MiniBatch",
     "Pipeline",
-    "ReadyTask",
     "update_on_devices",
     "updates_slices_alike",
 ]

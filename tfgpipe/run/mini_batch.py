@@ -33,7 +33,6 @@ from tfgpipe.graphs import (
     are_distinct,
     by_reference,
     differentiate,
-    sums_over_replicas,
 )
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.internals import Nest
@@ -89,7 +88,6 @@ class MiniBatch:
             training,
             is_split,
             head,
-            training and len(cells[0].devices) > 1,
             cell_of_call(cell.steps for cell in cells),
             lambda layer, k: cells[k].naming(layer),
             len(cells),
@@ -173,18 +171,6 @@ class MiniBatch:
         """The model as it was traced; a subclass gives it other cells."""
         return traced
 
-    def synchronizes(self, k: int) -> bool:
-        """Returns whether a cell takes moments over replicas."""
-        return k in self._adding_up
-
-    @functools.cached_property
-    def _adding_up(self) -> set[int]:
-        traced = self.traced
-        places = traced.places
-        totals = sums_over_replicas(traced.operations)
-        cells = {traced.cell_of(places[t.op.name]) for t in totals}
-        return cells if self.call.is_split else set()
-
     @property
     def is_training(self) -> bool:
         """Is true if there is a backward pass."""
@@ -236,11 +222,7 @@ class MiniBatch:
         Where they may be computed on another device than the rest.
         """
         types = names.device_types(self.cells[-1].devices)
-        return (
-            _HOST not in types
-            and not last.functions.options.jit_compile
-            and not last.functions.totals
-        )
+        return _HOST not in types and not last.functions.options.jit_compile
 
     def _indices(self, made: TracedModel) -> list[list[Indices]]:
         """Returns how indices differ, for each use of a weight, and lookup."""
@@ -278,9 +260,7 @@ class MiniBatch:
         """
         trained = self.trained(tasks)
         facts = [
-            cell_tasks.facts(
-                k in trained, cell.before in trained, self.synchronizes(k)
-            )
+            cell_tasks.facts(k in trained, cell.before in trained)
             for k, (cell_tasks, cell) in enumerate(
                 zip(tasks, self.cells, strict=True)
             )

@@ -60,7 +60,7 @@ from tfgpipe.graphs import (
     gradient_sums,
 )
 from tfgpipe.inputs import MicroBatches
-from tfgpipe.run.chain import Chain, ReadyTask, run_independently, send
+from tfgpipe.run.chain import Chain, run_independently, send
 from tfgpipe.run.clock import Clock
 from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.schedules import KINDS, Op, Program
@@ -133,7 +133,7 @@ class Pipeline:
             batch.micro_batches,
         )
         self._weights = Weights(batch, tasks, self.chain)
-        self._left = collections.deque(program.turns)
+        self._left = collections.deque(program.ops)
         self._trained = batch.trained(tasks)
         # By cell and micro-batch, what its forward pass keeps.
         self._kept: dict[tuple[int, int], Values] = {}
@@ -146,7 +146,7 @@ class Pipeline:
 
     def forward(self) -> None:
         """Runs the operations before the first that needs the loss."""
-        while self._left and not self._left[0][0].is_backward:
+        while self._left and not self._left[0].is_backward:
             self._run(self._left.popleft())
 
     def backward(self, start: LossGradients) -> None:
@@ -163,22 +163,11 @@ class Pipeline:
         self.state.assign(self.batch.values)
 
     # ------------------------------------------------------------- operations
-    def _run(self, ops: list[Op]) -> None:
-        """Runs an operation, or the operations of partners together."""
-        if KINDS[ops[0].kind].lane != "compute":
-            for op in ops:
-                self._transfer(op)
+    def _run(self, op: Op) -> None:
+        """Collects what an operation takes, runs it, and takes its results."""
+        if KINDS[op.kind].lane != "compute":
+            self._transfer(op)
             return
-        ready, known = zip(*map(self._ready, ops))
-        if self.batch.synchronizes(ops[0].cell):
-            every = self.chain.run_together(ready, self.batch.micro_batches)
-        else:
-            every = [self.chain.run(one) for one in ready]
-        for op, taken, results in zip(ops, known, every, strict=True):
-            self._take(op, taken, results)
-
-    def _ready(self, op: Op) -> tuple[ReadyTask, Values]:
-        """Collects what an operation takes; returns that, too."""
         kind, k, m = op.task
         r = self.batch.replicas.replica_of(m)
         tasks: Any = self.tasks[k]  # the last ones may be a head's
@@ -205,9 +194,9 @@ class Pipeline:
         cell, beside = self.batch.cells[k], None
         if cell.shards is not None and cell.is_beside:
             beside = cell.callers[r], cell.shards.start
-        awaited = [values[t.ref()] for t in awaited]
-        task, device = op.task, self._device(k, m)
-        return ReadyTask(task, device, awaited, work, beside, before), known
+        awaited, device = [values[t.ref()] for t in awaited], self._device(k, m)
+        made = self.chain.run(op.task, device, awaited, work, beside, before)
+        self._take(op, known, made)
 
     def _take(self, op: Op, taken: Values, results: Any) -> None:
         """Takes the results of an operation, as its task returns them."""

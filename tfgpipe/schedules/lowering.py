@@ -83,8 +83,6 @@ class CellFacts(NamedTuple):
         has_halves: Whether its backward pass can be cut into halves.
         recomputes: Whether its backward pass gets tensors of its forward pass
             or a recomputation, besides its inputs.
-        synchronizes: Whether partners, the same operations of the i-th
-            micro-batches of all replicas, wait for each other.
         is_head: Whether it goes forward and back at once, if it goes back.
         shard: If it is one of the shards of a layer, which.
     """
@@ -93,7 +91,6 @@ class CellFacts(NamedTuple):
     needs_dx: bool = True
     has_halves: bool = True
     recomputes: bool = True
-    synchronizes: bool = False
     is_head: bool = False
     shard: Shard | None = None
 
@@ -292,8 +289,8 @@ def on_shards(ops: Iterable[Op], shards: Mapping[int, Shard]) -> list[Op]:
 
 
 def offloaded(
-    turns: list[list[Op]], facts: Sequence[CellFacts], remat: Remat
-) -> list[list[Op]]:
+    ops: list[Op], facts: Sequence[CellFacts], remat: Remat
+) -> list[Op]:
     """With what is kept sent to the host, where it is not needed at once.
 
         F0 --> F1 ----> F2 ----> B2 ----> B1 ----> B0
@@ -301,7 +298,7 @@ def offloaded(
 
     It is fetched while the operation before the one that takes it runs; so two
     operations run in between, at least. A device that would hold no fewer
-    micro-batches sends nothing. Operations that run together are in a list.
+    micro-batches sends nothing.
     """
     # Some keep nothing but what comes in.
     cells = {
@@ -310,20 +307,17 @@ def offloaded(
         if remat.offloads(k) and cell.recomputes
     }
     if not cells:
-        return turns
+        return ops
     by_device: dict[int, list[Op]] = collections.defaultdict(list)
-    for op in itertools.chain(*turns):
+    for op in ops:
         by_device[op.device].append(op)
     chosen: list[tuple[Op, Op]] = []
-    for ops in by_device.values():
-        alone = [[op] for op in ops]
-        ways = [_away(ops, cells, between) for between in (len(ops), 3, 2)]
-        held = [
-            most_held([*itertools.chain(*_with_transfers(alone, way))])
-            for way in ways
-        ]
+    for on_device in by_device.values():
+        gaps = len(on_device), 3, 2
+        ways = [_away(on_device, cells, between) for between in gaps]
+        held = [most_held(_with_transfers(on_device, way)) for way in ways]
         chosen += ways[held.index(min(held))]  # as few transfers as do
-    return _with_transfers(turns, chosen)
+    return _with_transfers(ops, chosen)
 
 
 def _away(
@@ -345,20 +339,17 @@ def _away(
 
 
 def _with_transfers(
-    turns: Sequence[list[Op]], pairs: Sequence[tuple[Op, Op]]
-) -> list[list[Op]]:
+    ops: Sequence[Op], pairs: Sequence[tuple[Op, Op]]
+) -> list[Op]:
     """Sends what operations keep behind them, and fetches it before others."""
     sent, fetched = {}, collections.defaultdict(list)
     for keeper, before in pairs:
         transfer = keeper._replace(kind="offload", keeps=False)
         sent[keeper.task] = [transfer]
-        fetched[before.task].append([transfer._replace(kind="fetch")])
+        fetched[before.task].append(transfer._replace(kind="fetch"))
     longer = []
-    for turn in turns:
-        for op in turn:
-            longer += fetched[op.task]
-        longer.append(turn)
-        longer += [sent[op.task] for op in turn if op.task in sent]
+    for op in ops:
+        longer += [*fetched[op.task], op, *sent.get(op.task, [])]
     return longer
 
 
@@ -378,7 +369,6 @@ def lower(
         remat: What is recomputed.
         counts: How many micro-batches each replica has; some may have none.
     """
-    together = any(cell.synchronizes for cell in facts)
     longest = schedule_of(max(counts))
     shards = {
         k: cell.shard for k, cell in enumerate(facts) if cell.shard is not None
@@ -398,48 +388,17 @@ def lower(
     starts = itertools.accumulate(counts, initial=0)
     for r, (start, count) in enumerate(zip(starts, counts)):
         if count:
-            whole = longest if together else schedule_of(count)
             replicas.append(
                 [
                     op._replace(
                         micro_batch=op.micro_batch + start,
                         device=op.device + r * num_devices,
                     )
-                    for op in lowered(whole, count, remat)
+                    for op in lowered(schedule_of(count), count, remat)
                 ]
             )
-    if together:
-        always = Remat(["always"] * len(facts), remat.groups)
-        order = lowered(longest, max(counts), always)
-        turns = _partners(order, replicas, facts)
-    else:
-        turns = [[op] for op in _in_turn(replicas)]
-    turns = offloaded(turns, facts, remat)
-    return Program(turns, num_devices * len(counts), shards)
-
-
-def _partners(
-    order: list[Op],
-    replicas: list[list[Op]],
-    facts: Sequence[CellFacts],
-) -> list[list[Op]]:
-    """Operations of replicas side by side, in the order of the longest.
-
-    Returns what runs together, in lists.
-    """
-    starts = [min(op.micro_batch for op in ops) for ops in replicas]
-    by_replica = [
-        {(op.kind, op.cell, op.micro_batch - start): op for op in ops}
-        for ops, start in zip(replicas, starts)
-    ]
-    turns = [
-        [ops[op.task] for ops in by_replica if op.task in ops] for op in order
-    ]
-    together: list[list[Op]] = []
-    for turn in filter(None, turns):
-        is_one = facts[turn[0].cell].synchronizes
-        together += [turn] if is_one else [[op] for op in turn]
-    return together
+    ops = offloaded(_in_turn(replicas), facts, remat)
+    return Program(ops, num_devices * len(counts), shards)
 
 
 def _in_turn(replicas: list[list[Op]]) -> list[Op]:

@@ -72,27 +72,24 @@ class Program:
     """The operations of one step.
 
     Args:
-        turns: All operations, none before one that it needs; those that run
-            together in a list: the same of replicas that normalise together.
+        ops: All operations, none before one that it needs.
         num_devices: How many devices there are, in all replicas.
         shards: The cells that are shards of a layer.
 
     Attributes:
-        turns: The operations, those that run together in a list.
-        ops: All operations, one after the other.
+        ops: The same.
         num_devices: How many devices there are.
         note: What is to be printed besides, in one line.
     """
 
     def __init__(
         self,
-        turns: Sequence[list[Op]],
+        ops: Sequence[Op],
         num_devices: int,
         shards: Mapping[int, Shard] | None = None,
     ):
         self._shards = shards or {}
-        self.turns = turns
-        self.ops = [op for turn in turns for op in turn]
+        self.ops = ops
         self.num_devices = num_devices
         self.note = ""
         self._awaited = [*self._awaits()]
@@ -196,28 +193,21 @@ class Program:
                 device, in this unit; no device is busy meanwhile.
 
         Returns:
-            Start and end of each of `ops`: as early as its device, the
-            operations it needs and its partners' allow.
+            Start and end of each of `ops`: as early as its device and the
+            operations it needs allow.
         """
         free: dict[tuple[int, str], float] = {}
         times: list[tuple[float, float]] = []
-
-        def ready(op: Op, awaited: Sequence[int]) -> float:
+        for op, awaited in zip(self.ops, self._awaited):
             start = free.get((op.device, self.lane(op)), 0)
             for i in awaited:
                 there = times[i][1]
                 if self.ops[i].device != op.device:
                     there += link(self.ops[i])
                 start = max(start, there)
-            return start
-
-        awaited = iter(self._awaited)
-        for turn in self.turns:
-            start = max(map(ready, turn, awaited))  # partners wait
-            for op in turn:
-                end = start + duration(op)
-                free[op.device, self.lane(op)] = end
-                times.append((start, end))
+            end = start + duration(op)
+            free[op.device, self.lane(op)] = end
+            times.append((start, end))
         return times
 
     def _awaits(self) -> Iterator[list[int]]:

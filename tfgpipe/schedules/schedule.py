@@ -187,7 +187,7 @@ class Schedule:
     @functools.cached_property
     def _written(self) -> Program:
         """The tasks as they are written."""
-        return Program([[op] for op in self.ops], self.num_devices)
+        return Program(self.ops, self.num_devices)
 
     def length(
         self, duration: Callable[[Task], float], link: float = 0

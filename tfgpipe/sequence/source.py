@@ -326,14 +326,7 @@ def check_supported(
                 "replicas. Pass renorm=False, or num_micro_batches=1 and no "
                 "replicas."
             )
-        elif (
-            num_replicas > 1
-            and is_synchronized(layer)
-            and (
-                not isinstance(layer, keras.layers.BatchNormalization)
-                or internals.has_own_moments(layer)
-            )
-        ):
+        elif num_replicas > 1 and is_synchronized(layer):
             reason = (
                 "synchronized=True, which takes moments over replicas, and "
                 f"{num_replicas} replicas. Pass synchronized=False."

@@ -2,7 +2,6 @@
 
 from tfgpipe.state.batch_normalization import (
     MovingStatistics,
-    choosing_moments,
     is_synchronized,
     sum_of,
 )
@@ -16,7 +15,6 @@ __all__ = [
     "RandomState",
     "StateFlow",
     "Use",
-    "choosing_moments",
     "is_synchronized",
     "sum_of",
     "weighted_mean",

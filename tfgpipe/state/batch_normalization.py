@@ -7,30 +7,16 @@ refused: sums, differences and products with constants are followed back in the
 graph. (One micro-batch is the mini-batch; then moving statistics are state as
 any other.)
 
-Moments of a micro-batch may be those over replicas.
-`BatchNormalization(synchronized=True)` normalises micro-batch i by the moments
-of the rows that all replicas have in their i-th micro-batches, its partners.
-They follow from three sums over rows: 1, x and (x - c)^2. Each replica sums its
-rows, and the partners' sums are added up. The constant c, the same in all
-replicas, is the moving mean: the nearer to the mean, the less is lost to
-rounding.
-
-The addition is a point in the model's graph, in the forward pass and, as it
-is its own derivative, in the backward pass: every replica receives the sum, so
-every replica sends back a gradient for it. `graphs/cut.py` cuts the graph
-there, and `run/chain.py` adds up. Nothing else knows of it.
-
 Limits: masks are not looked at, nor axes whose length is unknown while tracing.
 
-References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
-[Peng et al., 2018](https://arxiv.org/abs/1711.07240) on moments over devices.
+Reference: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167).
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -38,7 +24,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs import sum_over_replicas
 from tfgpipe.inputs import MicroBatches
 
 # Of one call of a layer: mean, variance, and count: None without a mask.
@@ -136,13 +121,13 @@ class MovingStatistics:
         if odd:
             raise ValueError(
                 "A `keras.layers.BatchNormalization` must move its statistics "
-                "to `old * momentum + new * (1 - momentum)` with the moments "
-                "that Keras computes, and nobody may read them after, if there "
-                "is more than one micro-batch: they move once, at the end of "
-                f"the mini-batch. Received: {odd}. Call `super().call` and "
-                "read them before, pass num_micro_batches=1, or derive from "
-                "`keras.layers.Layer`: then they are the mean over micro-"
-                "batches, as other state is."
+                "to `old * momentum + new * (1 - momentum)` with a constant "
+                "momentum and the moments that Keras computes, and nobody may "
+                "read them after, if there is more than one micro-batch: they "
+                f"move once, at the end of the mini-batch. Received: {odd}. "
+                "Call `super().call` and read them before, pass "
+                "num_micro_batches=1, or derive from `keras.layers.Layer`: "
+                "then they are the mean over micro-batches, as other state is."
             )
 
 
@@ -161,77 +146,6 @@ def _rule(old: tf.Tensor, new: tf.Tensor, value: tf.Tensor) -> Rule | None:
 def is_synchronized(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer asks for moments over replicas."""
     return getattr(layer, "synchronized", False) is True
-
-
-def choosing_moments(
-    graph: tf.Graph,
-) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function that computes the moments of layers of a model.
-
-    Partners can add up only in the model's graph.
-    """
-
-    def moments(
-        layer: keras.layers.BatchNormalization,
-        inputs: tf.Tensor,
-        mask: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        if not is_synchronized(layer):
-            return internals.batch_moments(layer, inputs, mask)
-        if internals.current_graph() is not graph:
-            raise ValueError(
-                "A batch normalisation with synchronized=True must be called "
-                "outside of loops, conditions and `tf.function`s. Received: "
-                f"layer '{layer.name}'. Or pass synchronized=False."
-            )
-        return moments_over_replicas(layer, inputs, mask)
-
-    return moments
-
-
-def moments_over_replicas(
-    layer: keras.layers.BatchNormalization,
-    inputs: tf.Tensor,
-    mask: tf.Tensor | None,
-    add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the mean and variance of the rows of all partners.
-
-    Args:
-        layer: The batch normalisation.
-        inputs: Its inputs.
-        mask: The positions that count, of the shape of the inputs without the
-            last dimension; None for all.
-        add_up: Adds a tensor up over replicas.
-    """
-    channels = layer.axis % inputs.shape.rank
-    axes = [i for i in range(inputs.shape.rank) if i != channels]
-    # Squares of differences from a value that all replicas know, near the mean:
-    # the sums then need one exchange, and lose little to rounding.
-    near = tf.cast(tf.convert_to_tensor(layer.moving_mean), inputs.dtype)
-    shape = [1] * len(axes)
-    shape.insert(channels, -1)
-    squares = tf.math.squared_difference(inputs, tf.reshape(near, shape))
-    if mask is None:
-        size = tf.size(inputs) // tf.size(near)
-        count = tf.fill(tf.shape(near), tf.cast(size, inputs.dtype))
-        extra = 0.0
-    else:
-        mask = tf.cast(mask, "bool")[..., tf.newaxis]
-        zeros = tf.zeros_like(inputs)
-        inputs = tf.where(mask, inputs, zeros)
-        squares = tf.where(mask, squares, zeros)
-        count = tf.reduce_sum(tf.cast(mask, inputs.dtype) + zeros, axes)
-        extra = keras.config.epsilon()  # as in Keras
-    # 3 x (channels,)
-    sums = [count, tf.reduce_sum(inputs, axes), tf.reduce_sum(squares, axes)]
-    count, total, square = tf.unstack(add_up(tf.stack(sums)))
-    mean = tf.math.divide_no_nan(total, count + extra)
-    # sum (x - mean)^2 = sum (x - near)^2 - 2 d sum (x - near) + d^2 sum 1
-    d = mean - near
-    square += d * (d * count - 2 * (total - count * near))
-    variance = tf.math.divide_no_nan(square, count + extra)
-    return mean, tf.maximum(variance, 0)
 
 
 _SAME = {"EnsureShape", "Identity", "StopGradient"}

@@ -72,9 +72,7 @@ class TriedGraph:
         devices: Sequence[str],
         known: TracedModel | None = None,
     ):
-        self._call = dataclasses.replace(
-            call, head=None, is_split=True, synchronizes=False
-        )
+        self._call = dataclasses.replace(call, head=None, is_split=True)
         self._specs = specs
         traced = self.traced_for(None, known)
         # A run on shapes knows of no cells.

@@ -230,16 +230,6 @@ def test_what_is_not_finite_first_is_told(case):
     assert first_nonfinite(model, data(*rows)).startswith(words)
 
 
-def test_layers_are_named_where_replicas_normalise_together():
-    together = kl.BatchNormalization(synchronized=True)
-    with tfgpipe.PipelineStrategy(2, 2).scope():
-        layers = [keras.Input((4,)), dense("a"), together, logarithm()]
-        model = model_of(layers, k=2, schedule="1f1b")
-    x, y = data()
-    sentence = first_nonfinite(model, (tf.random.normal(x.shape, seed=1), y))
-    assert sentence.startswith("The outputs of layer 'logarithm' of cell 1 on")
-
-
 @pytest.mark.parametrize("is_functional", quick([False, True], [True]))
 def test_nothing_changes(is_functional):
     def layers():

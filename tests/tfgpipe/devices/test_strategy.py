@@ -109,11 +109,6 @@ def test_more_devices_than_layers_are_refused():
         replicas(layers(), 2, 4)
 
 
-class OwnMoments(kl.BatchNormalization):
-    def _moments(self, inputs, mask):
-        return super()._moments(inputs, mask)
-
-
 @pytest.mark.parametrize(
     ("layer", "parts"),
     [
@@ -122,7 +117,7 @@ class OwnMoments(kl.BatchNormalization):
             ("renorm=True", "num_micro_batches=1 in 2 replicas"),
         ),
         (
-            OwnMoments(synchronized=True),
+            kl.BatchNormalization(synchronized=True),
             ("synchronized=True", "2 replicas", "Pass synchronized=False"),
         ),
     ],

@@ -409,11 +409,3 @@ def test_data_must_be_one_mini_batch(dense_calls):
     ):
         tfgpipe.check(model, x, y, np.ones(3))
     assert not dense_calls
-
-
-def test_normalisation_over_replicas_is_refused():
-    with tfgpipe.PipelineStrategy(2, 2).scope():
-        together = kl.BatchNormalization(synchronized=True, name="together")
-        model = pipeline(together, k=2, m=2)
-    with pytest.raises(ValueError, match=r"one replica.*\['together'\]"):
-        tfgpipe.check(model, *data())

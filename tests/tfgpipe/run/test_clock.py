@@ -5,7 +5,7 @@ import functools
 import pytest
 import tensorflow as tf
 
-from tfgpipe.run import Chain, Clock, ReadyTask
+from tfgpipe.run import Chain, Clock
 from tfgpipe.run.clock import _seen
 from tfgpipe.schedules import Task
 
@@ -20,7 +20,7 @@ def timed():
         for m in range(2):
             task = Task("forward", 0, m)
             squared = functools.partial(tf.linalg.matmul, x, x)
-            x = chain.run(ReadyTask(task, "CPU:1", [x], squared))
+            x = chain.run(task, "CPU:1", [x], squared)
         assert [task.micro_batch for task, _ in clock.tasks] == [0, 1]
         return tf.stack(clock.times)
 

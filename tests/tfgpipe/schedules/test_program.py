@@ -107,47 +107,7 @@ def test_program_of_replicas_with_unequal_mini_batches():
         "F0.1 F0.2 B0.1 R0.2 B0.2",
         "F1.1 B1.1 F1.2 R1.2 B1.2",
     ]
-    assert [len(turn) for turn in program.turns] == [1] * len(program.ops)
     assert not program.is_forward_first
-
-
-def test_partners_run_together():
-    program = lower(
-        lambda count: SCHEDULES["1f1b"](1, count),
-        [FIRST._replace(synchronizes=True)],
-        Remat(["always"]),
-        [2, 1],
-    )
-    assert by_device(program) == [
-        "F0.0 R0.0 B0.0 F0.1 R0.1 B0.1",
-        "F0.2 R0.2 B0.2",
-    ]
-    assert [len(turn) for turn in program.turns] == [2, 2, 2, 1, 1, 1]
-
-
-def test_partners_wait_for_each_other_and_others_do_not():
-    """The second cell alone normalises over replicas."""
-    program = lower(
-        lambda count: SCHEDULES["gpipe"](2, count),
-        [FIRST, FACTS._replace(synchronizes=True)],
-        Remat(["never"] * 2),
-        [1, 1],
-    )
-    assert {len(turn) for turn in program.turns} == {1, 2}
-
-    def slow(op):
-        """The second replica's first device takes three times as long."""
-        return 3 if op.device == 2 else 1
-
-    times = dict(
-        zip(
-            [(op.kind, op.device) for op in program.ops], program.simulate(slow)
-        )
-    )
-    assert times["forward", 0] == (0, 1) and times["forward", 2] == (0, 3)
-    assert times["forward", 1] == times["forward", 3] == (3, 4)
-    assert times["backward", 1] == times["backward", 3] == (4, 5)
-    assert times["backward", 0] == (5, 6) and times["backward", 2] == (5, 8)
 
 
 @pytest.mark.parametrize("k", [1, 4])
@@ -173,9 +133,9 @@ def ran(monkeypatch):
     found = {}
     run = chain.Chain.run
 
-    def watched(self, ready):
-        found.setdefault(ready.device, []).append(ready.task)
-        return run(self, ready)
+    def watched(self, task, device, *arguments):
+        found.setdefault(device, []).append(task)
+        return run(self, task, device, *arguments)
 
     monkeypatch.setattr(chain.Chain, "run", watched)
     return found

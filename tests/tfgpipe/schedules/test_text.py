@@ -33,9 +33,7 @@ def test_text_can_be_read_back(name, devices, m):
     program = schedule.program(facts=facts)
     assert Schedule(str(program)).tasks == schedule.tasks
     always = Schedule(str(schedule.program("always", facts)))
-    assert (
-        Schedule(str(Program([[op] for op in always.ops], devices))) == always
-    )
+    assert Schedule(str(Program(always.ops, devices))) == always
     kinds = [task.kind for task in always.order()]
     assert kinds.count("recompute") == m * schedule.num_cells
 
