@@ -1161,8 +1161,6 @@ def test_symbolic_calls_of_a_layer_are_known():
     assert not isinstance(add.operation, kl.Layer)
     assert internals.producer(outputs) is other
     assert internals.producer(keras.KerasTensor((None, 2))) is None
-    assert not internals.is_optional(outputs)
-    assert internals.is_optional(keras.Input((2,), optional=True))
 
 
 def test_losses_are_noted_by_the_layers_that_added_them():

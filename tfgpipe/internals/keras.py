@@ -828,11 +828,6 @@ def producer(tensor: keras.KerasTensor) -> keras.Operation:
     return None if history is None else history.operation
 
 
-def is_optional(tensor: keras.KerasTensor) -> bool:
-    """Returns whether it is a model's input that may be left out."""
-    return getattr(producer(tensor), "optional", False)
-
-
 def is_functional(model: keras.Model) -> bool:
     """Tells whether a model is a graph of layers, and its call runs just that.
 

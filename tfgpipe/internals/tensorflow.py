@@ -470,9 +470,7 @@ class FunctionCall:
             self._attributes[_IS_COMPILED] = _Attribute(b=True)
 
     def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds the call to the current graph; runs it outside of graphs."""
-        if tf.executing_eagerly():
-            return list(self._function(*arguments))
+        """Adds the call to the current graph."""
         graph = tf.compat.v1.get_default_graph()
         self._function.add_to_graph(graph)
         op = graph.create_op(

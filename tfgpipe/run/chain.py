@@ -41,10 +41,9 @@ class Chain:
 
     def __init__(self, clock: Clock | None):
         self._clock = clock
-        graph = internals.current_graph()
+        graph = tf.compat.v1.get_default_graph()
         self.last_op: dict[str, tf.Operation] = getattr(graph, _LAST_OPS, {})
-        if graph is not None:
-            setattr(graph, _LAST_OPS, self.last_op)
+        setattr(graph, _LAST_OPS, self.last_op)
         self._last_beside: dict[tuple[str, int], tf.Operation] = {}
 
     def run(
