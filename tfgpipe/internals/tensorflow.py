@@ -58,20 +58,20 @@ _IS_COMPILED = "_XlaMustCompile"
 
 
 class Replaceable:
-    """A function, or a property, that a thread may replace for itself.
+    """A function that a thread may replace for itself.
 
     While a thread does so, a dispatcher stands in for the function. All other
     threads are led to the original, which is back when the last thread leaves:
     what was there when the first one came.
 
     Attributes:
-        original: The function, which gets the value of the property.
+        original: The function.
     """
 
     def __init__(self, owner: Any, name: str):
         self._owner = owner
         self._name = name
-        self._find()
+        self.original: Callable = getattr(owner, name)
         self._lock = threading.Lock()
         self._num_inside = 0
         self._of_thread = threading.local()
@@ -85,37 +85,28 @@ class Replaceable:
     def by(self, function: Callable) -> Iterator[None]:
         """Inside, this thread calls another function."""
         before = getattr(self._of_thread, "function", None)
-        self._count(1)
+        with self._lock:
+            if self._num_inside == 0:
+                self._stand_in()
+            self._num_inside += 1
         self._of_thread.function = function
         try:
             yield
         finally:
             self._of_thread.function = before
-            self._count(-1)
+            with self._lock:
+                self._num_inside -= 1
+                if self._num_inside == 0:
+                    setattr(self._owner, self._name, self.original)
 
-    def _find(self) -> None:
-        self._there: Any = getattr(self._owner, self._name)
-        is_property = isinstance(self._there, property)
-        self.original: Callable = (
-            self._there.fget if is_property else self._there
-        )
+    def _stand_in(self) -> None:
+        self.original = getattr(self._owner, self._name)
 
-    def _count(self, change: int) -> None:
-        with self._lock:
-            if self._num_inside == 0:
-                self._find()
-                setattr(self._owner, self._name, self._dispatcher())
-            self._num_inside += change
-            if self._num_inside == 0:
-                setattr(self._owner, self._name, self._there)
-
-    def _dispatcher(self) -> Any:
         @functools.wraps(self.original)
         def dispatch(*args: object, **kwargs: object) -> Any:
             return self.current(*args, **kwargs)
 
-        is_property = isinstance(self._there, property)
-        return property(dispatch) if is_property else dispatch
+        setattr(self._owner, self._name, dispatch)
 
 
 _function_call = Replaceable(_Function, "__call__")

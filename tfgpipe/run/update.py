@@ -23,19 +23,10 @@ from tfgpipe.graphs import GraphCutter, WholeGraph, run_by_device
 # gradient, the weight, its slots and the optimizer's settings. Others, such as
 # Muon, ask for its name.
 _ALIKE = {
-    optimizer.update_step
-    for optimizer in (
-        keras.optimizers.Adadelta,
-        keras.optimizers.Adafactor,
-        keras.optimizers.Adagrad,
-        keras.optimizers.Adam,
-        keras.optimizers.Adamax,
-        keras.optimizers.Ftrl,
-        keras.optimizers.Lion,
-        keras.optimizers.Nadam,
-        keras.optimizers.RMSprop,
-        keras.optimizers.SGD,
-    )
+    getattr(keras.optimizers, name).update_step
+    for name in (
+        "Adadelta Adafactor Adagrad Adam Adamax Ftrl Lion Nadam RMSprop SGD"
+    ).split()
 }
 
 # What a user's optimizer may define: nothing that an update calls, nor what

@@ -120,11 +120,11 @@ class MovingStatistics:
         odd = [*self._stale.values(), *self._odd.values()]
         if odd:
             raise ValueError(
-                "A `keras.layers.BatchNormalization` must move its statistics "
-                "to `old * momentum + new * (1 - momentum)` with a constant "
-                "momentum and the moments that Keras computes, and nobody may "
-                "read them after, if there is more than one micro-batch: they "
-                f"move once, at the end of the mini-batch. Received: {odd}. "
+                "A `keras.layers.BatchNormalization` must leave its moments to "
+                "Keras and move its statistics to `old * momentum + new * (1 - "
+                "momentum)` with a constant momentum, and nobody may read them "
+                "after, if there is more than one micro-batch: they move once, "
+                f"at the end of the mini-batch. Received: {odd}. "
                 "Call `super().call` and read them before, pass "
                 "num_micro_batches=1, or derive from `keras.layers.Layer`: "
                 "then they are the mean over micro-batches, as other state is."
