@@ -152,7 +152,8 @@ class Pipeline:
     def backward(self, start: LossGradients) -> None:
         """Runs all other operations, by the gradients of the loss."""
         made = self.tasks[0].part.traced
-        for m, values in enumerate(self.batch.values):
+        is_trained = bool(made.dy or made.dlosses)
+        for m, values in enumerate(self.batch.values if is_trained else ()):
             known = start.for_micro_batch(m, self.batch.micro_batches, made)
             values.update(known)
         while self._left:
