@@ -28,11 +28,6 @@ def with_input(shape=(4,), **kwargs):
     return [keras.Input(shape, **kwargs), *dense()]
 
 
-def of_first_layer(**kwargs):
-    with pytest.warns(UserWarning, match="Do not pass an `input_shape`"):
-        return [kl.Dense(3, "tanh", **kwargs), kl.Dense(2)]
-
-
 def functional():
     inputs = keras.Input((4, 4, 1))
     return keras.Model(inputs, kl.Conv2D(2, 3)(inputs))
@@ -66,13 +61,11 @@ def described(model):
         with_input,
         lambda: with_input(dtype="float16", name="pixels"),
         lambda: [kl.InputLayer((4,)), *dense()],
-        lambda: of_first_layer(input_shape=(4,)),
-        lambda: of_first_layer(input_dim=4),
         lambda: [functional(), kl.Flatten(), kl.Dense(1)],
         lambda: [plain(with_input), kl.Dense(1)],
         lambda: [pipeline(with_input, 1), kl.Dense(1)],
     ],
-    ids=range(8),
+    ids=range(6),
 )
 def test_first_layer_that_declares_the_input_builds_the_model(make):
     model, expected = pipeline(make), plain(make)
