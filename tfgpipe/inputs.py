@@ -89,11 +89,10 @@ def check_dense(nest: Nest, name: str) -> None:
             continue
         kind = type(leaf).__name__.removesuffix("Spec")
         raise ValueError(
-            f"`{name}` must hold dense tensors of shape (batch, ...), whose "
-            f"rows fall into micro-batches. Received: a {kind} of shape "
-            f"{tuple(leaf.shape)}. Make it dense: `tf.sparse.to_dense(tensor)`;"
-            " `tensor.to_tensor()` of a ragged one; `matrix.toarray()` of "
-            "SciPy's."
+            f"`{name}` must hold dense tensors of shape (batch, ...). "
+            f"Received: a {kind} of shape {tuple(leaf.shape)}. Call "
+            "`tf.sparse.to_dense(tensor)`, `ragged.to_tensor()`, or SciPy's "
+            "`matrix.toarray()`."
         )
 
 

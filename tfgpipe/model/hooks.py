@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -162,10 +161,9 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         self._is_refused_by_xla = False
         if value is True and not internals.supports_jit(self):
             self._jit_cells = False
-            warnings.warn(  # in Keras's words
-                "Model doesn't support `jit_compile=True`. "
-                "Proceeding with `jit_compile=False`.",
-                stacklevel=2,
+            failures.warn(  # in Keras's words
+                "Model doesn't support `jit_compile=True`. Proceeding with "
+                "`jit_compile=False`."
             )
         self.group_for(self.compiles)
 

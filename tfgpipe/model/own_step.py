@@ -180,11 +180,10 @@ def _extending(name: str, method: Any) -> Callable:
             result = method(self, *args, **kwargs)
         if self._notes.base_calls[name] == before:
             raise TypeError(
-                f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
-                f"which alone uses the cells. Received: {method.__qualname__}. "
-                f"Call `super().{name}(...)` in it. A loss of your own belongs "
-                "in `compute_loss`; a training step of your own gets its "
-                "gradients by `self.loss_and_gradients`."
+                f"`{name}` of a subclass of `GPipe` must call that of `GPipe`. "
+                f"Received: {method.__qualname__}. Call `super().{name}(...)`. "
+                "A loss of your own belongs in `compute_loss`; a training step "
+                "of your own gets gradients by `self.loss_and_gradients`."
             )
         return result
 

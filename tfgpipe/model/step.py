@@ -314,12 +314,10 @@ class TrainingSteps(Hooks):
         changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
         if changed and not updates_slices_alike(self.optimizer):
             warnings.warn(
-                "A sparse gradient is applied as a dense one on a device that "
-                "runs only what XLA compiles: the optimizer also moves rows "
-                "that were not looked up. Received: "
-                f"'{changed[0].path}' on {changed[0].value.device}, and "
-                f"{type(self.optimizer).__name__}. Put that cell on another "
-                "device, or train with SGD or Lion.",
+                f"The optimizer {type(self.optimizer).__name__} also moves "
+                f"rows of '{changed[0].path}' that were not looked up, as XLA "
+                f"compiles all on {changed[0].value.device}. Put that cell on "
+                "another device, or train with SGD or Lion.",
                 stacklevel=3,
             )
         if self._notes.tell_gradients is not None:

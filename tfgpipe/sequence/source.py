@@ -116,8 +116,7 @@ def _problems(model: keras.Model) -> list[str]:
                 "The inputs of a model must be dense, and take batches of any "
                 f"size. Received: the input '{tensor.name}' of model "
                 f"'{model.name}', of shape {tensor.shape}"
-                f"{', sparse or ragged' if is_sparse else ''}. Make it with "
-                "`keras.Input(shape)`, where `shape` is that of a row."
+                f"{', sparse or ragged' if is_sparse else ''}."
             )
     return problems
 
@@ -204,11 +203,10 @@ def _check_model(model: keras.Model) -> None:
         )
     if overridden := _overridden(model):
         raise ValueError(
-            "A model must be trained in Keras's way: a `GPipe` has steps, "
-            f"losses and metrics of its own. Received: {received} that "
-            f"overrides {', '.join(overridden)}. Override them in a subclass "
-            "of `tfgpipe.GPipe`, in which a step calls its base's, and pass a "
-            "model without them."
+            f"A model must be trained in Keras's way. Received: {received} "
+            f"that overrides {', '.join(overridden)}. Override them in a "
+            "subclass of `tfgpipe.GPipe`, in which a step calls its base's, "
+            "and pass a model without them."
         )
 
 

@@ -182,9 +182,8 @@ class Source:
                 "A model must have outputs with a row for each row of the "
                 "batch, and no other axis that depends on their number. "
                 f"Received: output {'.'.join(map(str, path))!r} of shape "
-                f"{spec.shape}. Return what it is computed from, and compute "
-                "what needs the whole batch in the loss, or pass "
-                "num_micro_batches=1."
+                f"{spec.shape}. Compute what needs the whole batch in the "
+                "loss, or pass num_micro_batches=1."
             )
 
     def take_traced(self) -> TracedModel | None:
