@@ -54,6 +54,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.devices import names
+from tfgpipe.inputs import as_tensors
 from tfgpipe.internals import Nest
 
 # Samplers of KerasHub that leave rows where they are.
@@ -100,7 +101,7 @@ class GroupedGeneration:
 
             @functools.wraps(task.generate_step)
             def generate(inputs: Nest, stop_token_ids: Nest = None) -> Nest:
-                inputs = tree.map_structure(_as_tensor, inputs)
+                inputs, _ = as_tensors(inputs, None)
                 if stop_token_ids is not None:
                     stop_token_ids = tuple(stop_token_ids)
                 with self._lock:
@@ -297,10 +298,6 @@ def _kind(sampler: Any) -> set[str] | None:
         return None
     name = type(sampler).__name__
     return next((k for k in (_IN_PLACE, _REORDERING) if name in k), None)
-
-
-def _as_tensor(value: Any) -> tf.Tensor | None:
-    return None if value is None else tf.convert_to_tensor(value)
 
 
 def _flat(inputs: Nest) -> list[tf.Tensor]:

@@ -115,11 +115,6 @@ def batch_dimension(nest: Nest, name: str, is_split: bool = True) -> int | None:
             )
     counts = [leaf.shape[0] for leaf in leaves]
     different = {*counts} - {None}
-    if is_split and len(different) > 1:
-        raise ValueError(
-            f"`{name}` must have the same number of rows everywhere. "
-            f"Received: {sorted(different)} rows. {_MERGED}"
-        )
     if different == {0}:
         raise ValueError(f"`{name}` must have at least one row. {_NO_ROWS}")
     return next(iter(different if is_split else counts), None)
@@ -145,8 +140,8 @@ def check_rows(
                 first = leaf
                 continue
             message = (
-                f"`{name}` must have as many rows as `x`, and all of `x` the "
-                f"same. {_MERGED}"
+                f"`{name}` must have as many rows as `x`, the same number of "
+                f"rows everywhere. {_MERGED}"
             )
             rows, others = first.shape[0], leaf.shape[0]
             if None in (rows, others):

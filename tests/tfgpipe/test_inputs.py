@@ -124,7 +124,6 @@ def test_batch_without_rows_at_run_time_is_refused():
     [
         (tf.zeros([0, 2]), "at least one row"),
         (tf.zeros([]), r"shape \(batch, ...\)"),
-        ((tf.zeros([2]), tf.zeros([3])), r"\[2, 3\] rows"),
         (tf.sparse.eye(3), "to_dense"),
         (tf.ragged.constant([[1], [2, 3]]), "to_tensor"),
     ],
