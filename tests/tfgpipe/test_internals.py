@@ -528,15 +528,6 @@ def test_moments_of_batch_normalization_are_recorded():
     np.testing.assert_allclose(variance, [1.0, 4.0])
 
 
-def test_own_moments_of_a_batch_normalization_are_found():
-    class Own(kl.BatchNormalization):
-        def _moments(self, inputs, mask):
-            return inputs[0], inputs[0]
-
-    assert internals.has_own_moments(Own())
-    assert not internals.has_own_moments(kl.BatchNormalization())
-
-
 def test_optimizer_does_not_reduce_over_replicas_inside():
     inner = keras.optimizers.SGD()
     pairs = [(tf.ones([]), tf.Variable(1.0))]

@@ -636,11 +636,6 @@ def function_arguments(wrapper: Any) -> dict[str, Any]:
 
 
 # -------------------------------------------------------- batch normalization
-def has_own_moments(layer: keras.layers.Layer) -> bool:
-    """Tells whether a `BatchNormalization` computes moments in its own way."""
-    return type(layer)._moments is not keras.layers.BatchNormalization._moments
-
-
 def recording_moments(
     record: Callable[..., None],
 ) -> contextlib.AbstractContextManager[None]:

@@ -125,10 +125,7 @@ class TriedGraph:
         """Those by which batch normalisations normalise."""
         return [
             t
-            for layer, calls in zip(
-                self.traced.normalizations, self.traced.moments
-            )
-            if not internals.has_own_moments(layer)
+            for calls in self.traced.moments
             for call in calls
             for t in call[:2]
         ]

@@ -228,18 +228,6 @@ def warned(layers, x, count=2, **arguments):
     return [str(w.message) for w in found]
 
 
-class OwnMoments(keras.layers.BatchNormalization):
-    def _moments(self, inputs, mask):
-        mean, variance = super()._moments(inputs, mask)
-        return 0.5 * mean, variance + 0.1
-
-
-def test_batch_normalisation_with_moments_of_its_own_is_found():
-    x = tf.random.stateless_normal((6, 3), (1, 2))
-    layers = [keras.layers.Dense(3), OwnMoments(name="own")]
-    assert any("'own' mixes the rows" in text for text in warned(layers, x))
-
-
 class Counts(keras.layers.Layer):
     """Mixes rows, or adds a sum of them, from some step on."""
 
