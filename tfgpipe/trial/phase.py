@@ -119,30 +119,34 @@ class Phase:
             x = tree.flatten(rows.drawn(specs, 8, limit, parts=parts)[0])
             with contextlib.suppress(Exception):  # of rows it cannot take
                 known = known or self.graph.traced_for(count)
-                pairs = itertools.zip_longest(
-                    self._results(known, x), self._results(traced, x)
-                )
+                # The same function as for the rows on which units are tried.
+                values = given(traced, x, self._weights[False])
+                values[self.graph.share.ref()] = tf.constant(1.0)
+                made = self.graph.run(self.graph.results, values)
+                expected = [made[t.ref()] for t in self._shown(traced)]
+                pairs = itertools.zip_longest(self._results(known, x), expected)
                 least = min(u.num_bytes for u in self.graph.units.units)
                 if any(distance(*pair, num_bytes=least) for pair in pairs):
                     told = compare.words("rows", math.inf, f"{count} rows")
                     self.said[0, "rows"] = self.cells[0], asking, told
                     return
 
+    def _shown(self, traced: TracedModel) -> list[tf.Tensor]:
+        """Returns what a run hands out, adds to the loss, and assigns."""
+        ids = {id(v) for v, _ in self.graph.traced.new_state}
+        return [
+            *(t for t in traced.handed_out if t is not None),
+            *traced.losses[traced.num_head_losses :],
+            *(t for v, t in traced.new_state if id(v) in ids),
+        ]
+
     def _results(
         self, traced: TracedModel, x: Sequence[Any]
     ) -> list[tf.Tensor]:
-        """Returns what a run hands out, adds to the loss, and assigns."""
         values = given(traced, x, self._weights[False])
         values.update((inner.ref(), t) for t, inner in traced.graph.captures)
-        ids = {id(v) for v, _ in self.graph.traced.new_state}
         function = internals.GraphFunction(
-            traced.graph,
-            [ref.deref() for ref in values],
-            [
-                *(t for t in traced.handed_out if t is not None),
-                *traced.losses[traced.num_head_losses :],
-                *(t for v, t in traced.new_state if id(v) in ids),
-            ],
+            traced.graph, [ref.deref() for ref in values], self._shown(traced)
         )
         with tf.device("CPU:0"):
             return function([*values.values()])
