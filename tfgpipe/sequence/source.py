@@ -6,11 +6,13 @@ A model, functional or with a `call` of its own, is called as it is.
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
@@ -84,7 +86,10 @@ class WholeModel(steps.Source):
 
     def config(self) -> dict[str, Any]:
         """Returns the model as plain values."""
-        return {"model": keras.saving.serialize_keras_object(self.model)}
+        config = {"model": keras.saving.serialize_keras_object(self.model)}
+        if self.is_functional:
+            config["graph"] = graph_hash(self.model)
+        return config
 
 
 def has_graph(model: keras.Model) -> bool:
@@ -98,6 +103,36 @@ def _functional(operation: keras.Operation) -> keras.Model | None:
     if isinstance(operation, keras.Sequential):
         operation = internals.functional_of(operation)
     return operation if internals.is_functional(operation) else None
+
+
+def graph_hash(model: keras.Model) -> str:
+    """Returns a hash of a model's graph, the same for equal graphs.
+
+    It has the classes of layers alone: a file may give them other names.
+    """
+
+    def digest(texts: list[str]) -> str:
+        # A text of all that a tensor follows from would grow at each use.
+        return hashlib.sha256(", ".join(texts).encode()).hexdigest()
+
+    def computed(model: keras.Model, inputs: list[str]) -> list[str]:
+        """Returns texts of the outputs of a model, by texts of its inputs."""
+        texts = dict(zip(map(id, model.inputs), inputs))
+        for call in internals.graph_calls(model):
+            leaves = map(id, tree.flatten((call.args, call.kwargs)))
+            arguments = [texts[leaf] for leaf in leaves if leaf in texts]
+            inner = _functional(call.operation)
+            if inner is not None and len(arguments) == len(inner.inputs):
+                outputs = computed(inner, arguments)
+            else:
+                text = f"{type(call.operation).__name__} of {digest(arguments)}"
+                outputs = [f"{text}, {i}" for i in range(len(call.outputs))]
+            texts.update(zip(map(id, call.outputs), outputs))
+        return [texts[id(tensor)] for tensor in tree.flatten(model.output)]
+
+    return digest(
+        computed(model, [f"input {i}" for i in range(len(model.inputs))])
+    )
 
 
 def _problems(model: keras.Model) -> list[str]:
@@ -290,8 +325,17 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
         if isinstance(model, keras.Sequential) or _has_own_call(model):
             return model
         whole = WholeModel(model)
-        for name in ("graph", "wiring"):  # of files of earlier versions
-            config.pop(name, None)
+        # Keras tells the calls of a layer apart by their numbers, which are
+        # others where a model inside is made first, of the layer's own tensors.
+        graph = graph_hash(model)
+        if config.pop("graph", graph) != graph:
+            raise ValueError(
+                f"Keras confuses calls of layers of model '{model.name}', "
+                "which holds a model of its own tensors. Make the inner model "
+                "of an input of its own, `inner = keras.Model(x, layer(x))` "
+                "with `x = keras.Input(shape)`."
+            )
+        config.pop("wiring", None)  # of older versions, which counted others
         if len(costs) != len(whole.calls):
             config["layers_per_cell"] = None
             return model

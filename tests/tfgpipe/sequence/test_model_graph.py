@@ -169,3 +169,18 @@ def test_class_that_trains_as_keras_does_is_taken_apart():
 def test_fit_that_prepares_data_is_refused():
     with pytest.raises(ValueError, match="overrides fit"):
         tfgpipe.GPipe(Task(preprocessor=abs), 2, 1)
+
+
+def confused():
+    """A model of tensors that it has, whose layer is called before, too."""
+    dense = kl.Dense(3)
+    x, y = keras.Input((4,)), keras.Input((4,))
+    before, z = dense(y), dense(x)
+    inner = keras.Model(x, z)
+    return keras.Model([x, y], abs(z - inner(y)) + before)
+
+
+def test_model_that_keras_would_read_as_another_one_is_refused(tmp_path):
+    tfgpipe.GPipe(confused(), 2).save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"Keras confuses .* Make the inner"):
+        tfgpipe.load_model(tmp_path / "model.keras")
