@@ -9,7 +9,6 @@ import queue
 import socket
 import sys
 import threading
-import time
 from typing import Any
 
 import tensorflow as tf
@@ -129,9 +128,14 @@ class Worker:
 
     def _obey(self, connection: Link) -> int:
         code: int | None = None
+        beat: float | None = None
         while True:
             try:
-                message = connection.receive()
+                message = connection.receive(beat)
+            except TimeoutError:
+                with contextlib.suppress(OSError):  # seen by `receive`
+                    connection.send(beat={})
+                continue
             except OSError:
                 if code is None:
                     raise
@@ -141,9 +145,7 @@ class Worker:
                 connection.send(told=self.restrict_port(*names))
             if "reach" in message:
                 connection.send(unreachable=_unreachable(message["reach"]))
-                threading.Thread(
-                    target=_beat, args=(connection,), daemon=True
-                ).start()
+                beat = link.BEAT
             if "end" in message:
                 code = message["end"]
 
@@ -155,14 +157,6 @@ class Worker:
             "the hosts of its controller",
             self._closes,
         )
-
-
-def _beat(connection: Link) -> None:
-    """Gives signs of life, as long as somebody hears them."""
-    with contextlib.suppress(OSError):
-        while True:
-            connection.send(beat={})
-            time.sleep(link.BEAT)
 
 
 def _unreachable(addresses: list[list[Any]]) -> list[str]:
