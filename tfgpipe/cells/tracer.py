@@ -234,6 +234,7 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         "normalizations": moving.layers,
         "moments": [moving.moments[id(layer)] for layer in moving.layers],
         "rules": [moving.rules[id(layer)] for layer in moving.layers],
+        "of_rows": moving.of_rows,
         "draws": {
             key: None if key in scope.overwritten else count
             for key, count in scope.draws.items()

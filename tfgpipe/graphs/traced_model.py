@@ -112,6 +112,7 @@ class TracedModel:
             end of the mini-batch.
         moments: For each, its calls' moments, see `MovingStatistics`.
         rules: For each, its calls' rules.
+        of_rows: Names of those that see one value of a channel in a row.
         draws: By the id of a seed, how often it is drawn; None for one that
             got another value than the next one.
         places: For each operation by its name, the place in the forward pass to
@@ -145,6 +146,7 @@ class TracedModel:
     normalizations: Sequence[keras.layers.Layer]
     moments: Sequence[Sequence[Any]]
     rules: Sequence[Sequence[Any]]
+    of_rows: Collection[str]
     draws: Mapping[int, int | None]
     places: Mapping[str, int]
     dw: Sequence[Gradient]

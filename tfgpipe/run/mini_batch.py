@@ -37,7 +37,7 @@ from tfgpipe.graphs import (
 from tfgpipe.inputs import MicroBatches
 from tfgpipe.internals import Nest
 from tfgpipe.schedules import Program, Remat, Schedule, lower
-from tfgpipe.state import weighted_mean
+from tfgpipe.state import warn_of_single_values, weighted_mean
 
 # The type of devices that compute what others have no kernel for.
 _HOST = "CPU"
@@ -114,6 +114,8 @@ class MiniBatch:
             trial.tell()
         self._lookups_of_rows = trial.lookups_of_rows if trial else set()
         self.traced = traced = self.with_cells(traced)
+        if traced.of_rows:
+            warn_of_single_values(traced.of_rows, self.micro_batches)
         self.values: list[Values] = [
             by_reference(traced.x, tree.flatten(rows))
             | by_reference(traced.labels, tree.flatten(label))

@@ -4,6 +4,7 @@ from tfgpipe.state.batch_normalization import (
     MovingStatistics,
     is_synchronized,
     sum_of,
+    warn_of_single_values,
 )
 from tfgpipe.state.flow import RandomState, StateFlow, weighted_mean
 from tfgpipe.state.scope import InnerScope, ModelScope, Use
@@ -17,5 +18,6 @@ __all__ = [
     "Use",
     "is_synchronized",
     "sum_of",
+    "warn_of_single_values",
     "weighted_mean",
 ]

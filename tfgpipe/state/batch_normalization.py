@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import internals
+from tfgpipe import failures, internals
 from tfgpipe.inputs import MicroBatches
 
 # Of one call of a layer: mean, variance, and count: None without a mask.
@@ -46,6 +46,7 @@ class MovingStatistics:
         moments: By the id of a layer the moments of each call.
         rules: By the id of a layer the rules of each call, for its mean and
             its variance.
+        of_rows: Names of layers that see one value of a channel in a row.
     """
 
     def __init__(self, layers: Sequence[keras.layers.BatchNormalization]):
@@ -63,6 +64,7 @@ class MovingStatistics:
             list
         )
         self.rules: dict[int, list[list[Rule]]] = collections.defaultdict(list)
+        self.of_rows: set[str] = set()
 
     def _note(self, layer: keras.layers.BatchNormalization) -> None:
         if layer.moving_mean is not None:  # it is built
@@ -94,6 +96,9 @@ class MovingStatistics:
         for variable in (layer.moving_mean, layer.moving_variance):
             self._stale.pop(id(variable), None)  # it was the layer itself
         count = None
+        others = {0, layer.axis % inputs.shape.rank}
+        if all(n == 1 for i, n in enumerate(inputs.shape) if i not in others):
+            self.of_rows.add(layer.name)
         if mask is not None:
             count = tf.reduce_sum(tf.cast(mask, mean.dtype))
         self.moments[id(layer)].append((mean, variance, count))
@@ -141,6 +146,32 @@ def _rule(old: tf.Tensor, new: tf.Tensor, value: tf.Tensor) -> Rule | None:
     if np.any(constant) or np.any(abs(a + b - 1) > limit):
         return None
     return a, b
+
+
+def warn_of_single_values(
+    layers: Collection[str], micro_batches: MicroBatches
+) -> None:
+    """Has a step warn, once, of layers that normalise single values."""
+    told: list[int] = []
+
+    def warn(rows: int) -> None:
+        # One row is normalised so in plain Keras, too.
+        if not told and 1 < rows < 2 * micro_batches.count:
+            told.append(rows)
+            failures.warn(
+                f"Layers {sorted(layers)} normalise micro-batches of one row, "
+                f"in a mini-batch of {rows} rows: the output is `beta`, and "
+                "trains no layer before. Pass a smaller `num_micro_batches`, "
+                "or make mini-batches larger; if only the last one of an epoch "
+                "is smaller, drop it."
+            )
+
+    if isinstance(micro_batches.num_rows, int):
+        warn(micro_batches.num_rows)
+        return
+    with tf.device(None):  # Python runs here
+        op = tf.numpy_function(warn, [micro_batches.num_rows], [])
+        internals.run_independently(op)
 
 
 def is_synchronized(layer: keras.layers.Layer) -> bool:
