@@ -107,7 +107,8 @@ class Arguments:
             return None if is_left_out else check(name, value, *more)
 
         self.source = source_of(layers)
-        _refuse(self.source.problems)
+        if self.source.problems:
+            raise ValueError("\n".join(self.source.problems))
         self.costs = GivenCosts(costs, self.source)
         m = checked("num_micro_batches", _count)
         k = checked("num_partitions", _count)
@@ -138,7 +139,6 @@ class Arguments:
             self.schedule,
             None if replicas is None else replicas[0],
         )
-        _refuse(device_list.problems)
         self._named_devices = device_list.names
         self.has_only_device = device_list.is_only
         self.num_partitions = device_list.num_partitions
@@ -155,7 +155,13 @@ class Arguments:
         if self.schedule == AUTO and self.costs.profile is not None:
             self._find_schedule(self.costs.profile)
         rows = replicas or [device_list.devices]
-        places = self._places(len(rows[0]))
+        places: Sequence[int]
+        if isinstance(self.schedule, Schedule):
+            cells = range(self.num_partitions)
+            places = [*map(self.schedule.device_of, cells)]
+        else:
+            chunks = self.num_partitions // len(rows[0])
+            places = devices_of_cells(self.schedule, len(rows[0]), chunks)
         self.grid = [tuple(row[d] for d in places) for row in rows]
         self.num_replicas = len(self.grid)
         self.shards = self._checked_shards(given["shards"])
@@ -176,16 +182,14 @@ class Arguments:
         if is_away and names.only_compiles(self.devices):
             raise ValueError(
                 "`shards`, `weights_on` and remat='offload' cannot be where "
-                "XLA compiles all that a device runs. Received: "
-                f"shards={self.shards}, weights_on={self.weights_on!r}, "
-                f"remat={self.remat!r} and the devices {self.devices}. To hold "
-                "less, see docs/memory.md."
+                "XLA compiles all that a device runs, as on the devices "
+                f"{self.devices}. Received: shards={self.shards}, "
+                f"weights_on={self.weights_on!r}, remat={self.remat!r}."
             )
         if self.head_parts > 1 and self.num_micro_batches == 1:
             raise ValueError(
                 "`head_parts` must be 1 where a mini-batch is one micro-batch. "
-                f"Received: head_parts={self.head_parts}. Pass more "
-                "micro-batches: that holds less of all layers."
+                f"Received: head_parts={self.head_parts}."
             )
         self.check_supported()
 
@@ -237,8 +241,7 @@ class Arguments:
         if isinstance(schedule, Schedule) and not schedule.is_training:
             raise ValueError(
                 "`schedule` must have backward tasks to train with. Received: "
-                f"{schedule!r}, whose tasks are all 'forward'. Make one with a "
-                "'backward' for every 'forward', or pass the name of one."
+                f"{schedule!r}, whose tasks are all 'forward'."
             )
 
     def config(self) -> dict[str, Any]:
@@ -258,14 +261,15 @@ class Arguments:
         `num_groups` has one number for each cell.
         """
         has_head = self.head_parts > 1
-        return Remat.by_group(self.remat, num_groups, self._written, has_head)
+        written = self.rules.written
+        return Remat.by_group(self.remat, num_groups, written, has_head)
 
     @property
     def rules(self) -> Remat:
         """The rule of each cell, whatever its groups."""
-        return Remat.by_group(
-            self.remat, [1] * self.num_partitions, self._written
-        )
+        is_own = isinstance(self.schedule, Schedule)
+        written = self.schedule.recomputing() if is_own else set()
+        return Remat.by_group(self.remat, [1] * self.num_partitions, written)
 
     def region_bounds(self, input_spec: Nest) -> list[int]:
         """Returns the steps at which regions begin or end, in order.
@@ -281,12 +285,6 @@ class Arguments:
             recomputes,
             self.devices,
         )
-
-    @property
-    def _written(self) -> set[int]:
-        """The cells of which the schedule recomputes some micro-batches."""
-        is_own = isinstance(self.schedule, Schedule)
-        return self.schedule.recomputing() if is_own else set()
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """Returns the schedule for at least so many micro-batches, up to M."""
@@ -304,21 +302,14 @@ class Arguments:
         held = schedule.held()
         return [-(-held[d] // devices.count(d)) for d in devices]
 
-    def _places(self, num_devices: int) -> Sequence[int]:
-        """Returns which of the devices runs each cell."""
-        if isinstance(self.schedule, Schedule):
-            cells = range(self.num_partitions)
-            return [*map(self.schedule.device_of, cells)]
-        chunks = self.num_partitions // num_devices
-        return devices_of_cells(self.schedule, num_devices, chunks)
-
     def _checked_schedule(self, schedule: Any) -> Any:
         is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
         if is_text or isinstance(schedule, (list, tuple)):
             return Schedule(schedule)
         if not isinstance(schedule, Schedule):
-            names = [*SCHEDULES, AUTO]
-            schedule = checks.checked_choice("schedule", schedule, names)
+            schedule = checks.checked_choice(
+                "schedule", schedule, [*SCHEDULES, AUTO]
+            )
         if schedule == AUTO and self.costs.profile is None:
             raise ValueError(NEEDS_PROFILE)
         return schedule
@@ -387,8 +378,7 @@ class Arguments:
                     "least 2 devices, each once and none of another replica's, "
                     f"for each of {self.num_replicas} replicas. Received: "
                     f"{name!r}: {asked!r}. TensorFlow lists "
-                    f"{names.all_devices()}. Pass others, or {{}} to "
-                    "`load_model`, too."
+                    f"{names.all_devices()}."
                 )
         return checked
 
@@ -421,16 +411,9 @@ class Arguments:
             raise ValueError(
                 "`layers_per_cell` must hold a number of layers, at least 1, "
                 f"for each of {k} cells, {num_layers or 'all layers'} in all. "
-                f"Received: layers_per_cell={cut}, for {len(cut)} cells, "
-                f"{sum(counts)} in all. Omit it to let `GPipe` balance the "
-                "cells by cost."
+                f"Received: layers_per_cell={cut}, {sum(counts)} in all."
             )
         self.layers_per_cell = counts
-
-
-def _refuse(problems: Sequence[str]) -> None:
-    if problems:
-        raise ValueError("\n".join(problems))
 
 
 def check_groups(remat_groups: int, counts: Sequence[int]) -> None:
@@ -438,8 +421,7 @@ def check_groups(remat_groups: int, counts: Sequence[int]) -> None:
     if remat_groups > min(counts):
         raise ValueError(
             "`remat_groups` must be at most the number of layers of every "
-            f"cell. Received: remat_groups={remat_groups} and cells of "
-            f"{list(counts)} layers. Ask for fewer groups."
+            f"cell. Received: {remat_groups}, and {list(counts)} layers."
         )
 
 
@@ -495,8 +477,7 @@ class GivenCosts:
         raise ValueError(
             "`costs` must be one of ['flops', 'bytes'], what `tfgpipe.profile` "
             "returned for these layers, or a list of finite numbers from 0, "
-            f"one for each of {count} layers. Received: {received} of "
-            f"{len(listed)} numbers."
+            f"{count} in all. Received: {received}, of {len(listed)} numbers."
         )
 
     def resolved(self, costs: list[float], spec: Nest) -> list[float]:
@@ -517,9 +498,8 @@ class GivenCosts:
         for tensor in tree.flatten(spec):
             if tensor is not None and None in tensor.shape[1:]:
                 raise ValueError(
-                    'costs="bytes" needs inputs of known sizes. Received: an '
-                    f"input of shape {tuple(tensor.shape)}. Make a "
-                    "`keras.Input` with all sizes but the batch's, or measure: "
+                    'costs="bytes" needs inputs of known sizes. Received: shape'
+                    f" {tuple(tensor.shape)}. Or measure: "
                     "`tfgpipe.profile(layers, x).bytes()`."
                 )
         sizes = layer_sizes(Placed(source, spec), slot_bytes_of("adam"))

@@ -56,7 +56,13 @@ def written_whole(path: Any, overwrite: bool = True) -> Iterator[Any]:
         with put_in_place(path) as beside:
             yield beside
     except OSError as error:
-        raise _unwritten(path, error) from error
+        text = (
+            "`filepath` must be a file that can be written. Received: filepath="
+            f"{str(path)!r}, and this error: {error.strerror or error}. A file "
+            "that was there is as it was. Make room, or choose another path."
+        )
+        number = () if error.errno is None else (error.errno,)
+        raise OSError(*number, text) from error
 
 
 @contextlib.contextmanager
@@ -107,18 +113,6 @@ def clear_unfinished(folder: pathlib.Path) -> None:
     for path in folder.glob(".*"):
         if _UNFINISHED.fullmatch(path.name):
             path.unlink(missing_ok=True)
-
-
-def _unwritten(path: str | os.PathLike[str], error: OSError) -> OSError:
-    left = "The file that was there is as it was."
-    text = (
-        "`filepath` must be a file that can be written. Received: filepath="
-        f"{str(path)!r}, and this error: {error.strerror or error}. "
-        f"{left if os.path.exists(path) else 'There is no such file now.'} "
-        "The model can be saved again: make room on the disk, or choose "
-        "another path."
-    )
-    return OSError(text) if error.errno is None else OSError(error.errno, text)
 
 
 class DamagedFileError(OSError, ValueError):

@@ -112,7 +112,17 @@ def _cut(
     scale = math.lcm(*(ratio.denominator for ratio in ratios))
     whole = [int(ratio * scale) for ratio in ratios]
     ends = [*itertools.accumulate(whole, initial=0)]  # ends[i]: the first i
-    bound = _smallest_bound(ends, max(whole), num_partitions)
+    # The cost of the largest cell where that is smallest.
+    bound, high = max(*whole, -(-ends[-1] // num_partitions)), ends[-1]
+    while bound < high:
+        middle, reached = (bound + high) // 2, 0
+        # Fewer cells will do: splitting one of them makes none larger.
+        for _ in range(num_partitions):
+            reached = bisect.bisect_right(ends, ends[reached] + middle) - 1
+        if reached == len(ends) - 1:
+            high = middle
+        else:
+            bound = middle + 1
     if crossing is not None:
         bound += bound // SLACK
     elif scale > 1:  # they are rounded
@@ -120,23 +130,6 @@ def _cut(
     crossing = [*(crossing or [0] * len(whole)), 0]
     cuts = _least_squares(ends, bound, num_partitions, crossing)
     return [b - a for a, b in itertools.pairwise(cuts)]
-
-
-def _smallest_bound(
-    ends: Sequence[int], largest_layer: int, num_partitions: int
-) -> int:
-    """Returns the cost of the largest cell where that is smallest."""
-    low, high = max(largest_layer, -(-ends[-1] // num_partitions)), ends[-1]
-    while low < high:
-        middle, reached = (low + high) // 2, 0
-        # Fewer cells will do: splitting one of them makes none larger.
-        for _ in range(num_partitions):
-            reached = bisect.bisect_right(ends, ends[reached] + middle) - 1
-        if reached == len(ends) - 1:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def _least_squares(

@@ -100,8 +100,8 @@ BAD = [
     (FEW, ["4 cells take 4.", "the devices ['CPU:0', 'CPU:1']"]),
     ({"schedule": "1f1b", **FEW}, ['under schedule="1f1b" 4 cells take 4.']),
     ({"layers_per_cell": [2, 1, 1, 1]}, [CUT, "4 cells, 4 in all", "5 in all"]),
-    ({"layers_per_cell": [2, 1, 1, 0]}, [CUT, "=[2, 1, 1, 0], for 4 cells"]),
-    ({"layers_per_cell": [2, 2]}, [CUT, "4 cells", "=[2, 2], for 2 cells"]),
+    ({"layers_per_cell": [2, 1, 1, 0]}, [CUT, "=[2, 1, 1, 0]"]),
+    ({"layers_per_cell": [2, 2]}, [CUT, "4 cells", "=[2, 2]"]),
     (
         {"num_partitions": 3, "schedule": "interleaved", **FEW},
         ["must be a multiple of 2", '="interleaved" on 2', "num_partitions=3"],
@@ -119,10 +119,10 @@ BAD = [
         {"schedule": [[("forward", 0)]]},
         ["`tasks` must be one list", "('forward', 0)"],
     ),
-    ({"schedule": written()}, ["`num_partitions` must be that of `schedule`"]),
+    ({"schedule": written()}, ["must be those of `schedule`, (2, 3)"]),
     (
         {"schedule": written(), "num_partitions": 2, "num_micro_batches": 4},
-        ["`num_micro_batches` must be that of `schedule`, 3.", "=4."],
+        ["must be those of `schedule`, (2, 3)", "(2, 4)"],
     ),
     (
         {

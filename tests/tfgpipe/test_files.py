@@ -65,7 +65,7 @@ def write_a_part(_, path, *__):
 
 
 def unwritten(path, *parts):
-    parts = ["must be a file that can be", repr(str(path)), *parts, "again:"]
+    parts = ["must be a file that can be", repr(str(path)), *parts, "Make room"]
     return pytest.raises(
         OSError, match="(?s)" + ".*".join(map(re.escape, parts))
     )
@@ -75,7 +75,7 @@ def unwritten(path, *parts):
 @pytest.mark.parametrize("name", NAMES)
 def test_full_disk_keeps_the_file_that_was_there(model, tmp_path, name):
     path = tmp_path / name
-    with full_disk(name), unwritten(path, "There is no such file now."):
+    with full_disk(name), unwritten(path, "File too large"):
         write(model, path)
     assert not os.listdir(tmp_path)  # no part of it
     write(model, path)

@@ -28,7 +28,6 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.graphs import Piece, is_continuous, pieces_of
-from tfgpipe.internals import Nest
 
 # Activations that need one column alone. Of a sigmoid, Keras knows the logits:
 # it is not among them.
@@ -232,8 +231,7 @@ def in_columns(
         if columns is None or columns.size < count:
             raise _refusal(
                 "layers with columns in all their calls",
-                f"a call of layer '{layer.name}' for {count} shards with "
-                f"{0 if columns is None else columns.size}",
+                f"a call of layer '{layer.name}' with fewer than {count}",
             )
         mask = kwargs.get("attention_mask")
         if mask is not None and len(mask.shape) > 3:
@@ -241,7 +239,16 @@ def in_columns(
                 "attention whose mask is the same for all heads",
                 f"layer '{layer.name}' and a mask of shape {tuple(mask.shape)}",
             )
-        arguments, copies = _copy_arguments((args, kwargs), count)
+        # Arguments are copied for each group; gradients are added in order.
+        copies: dict[int, tuple[tf.Tensor, Sequence[tf.Tensor]]] = {}
+        for leaf in tree.flatten((args, kwargs)):
+            is_copied = isinstance(leaf, tf.Tensor) and is_continuous(leaf)
+            if is_copied and id(leaf) not in copies:
+                copies[id(leaf)] = leaf, internals.copies_of(leaf, count, _add)
+
+        def copy(leaf: Any, i: int) -> Any:
+            return copies[id(leaf)][1][i] if id(leaf) in copies else leaf
+
         by_weight = [
             [(weight, piece) for piece in pieces_of(axis, columns.size, count)]
             for weight, axis in columns.axes
@@ -249,17 +256,19 @@ def in_columns(
         outputs = []
         for i, pieces in enumerate(zip(*by_weight)):
             begin(i)
+            taken, named = tree.map_structure(
+                functools.partial(copy, i=i), (args, kwargs)
+            )
             with reading(pieces), columns.without_last():
-                outputs.append(call(*arguments[i][0], **arguments[i][1]))
+                outputs.append(call(*taken, **named))
         begin(count)
         # As the layer leaves them: attention takes masks off its arguments.
-        for tensor, (first, *_) in copies:
+        for tensor, (first, *_) in copies.values():
             internals.set_mask(tensor, internals.get_mask(first))
         if not all(map(tf.is_tensor, outputs)):
             raise _refusal(
                 "layers that return one tensor",
-                f"layer '{layer.name}', which returns a "
-                f"{type(outputs[0]).__name__}, such as attention scores",
+                f"layer '{layer.name}', a {type(outputs[0]).__name__}",
             )
         return columns.joined(outputs)
 
@@ -270,29 +279,6 @@ def _refusal(expected: str, received: str) -> ValueError:
     return ValueError(
         f"`shards` must be of {expected}. Received: {received}. Leave it out."
     )
-
-
-def _copy_arguments(
-    nest: Nest, count: int
-) -> tuple[list[Any], list[tuple[tf.Tensor, Sequence[tf.Tensor]]]]:
-    """Copies arguments for each group; their gradients are added in order.
-
-    Returns:
-        Arguments for each group, and the copied tensors with their copies.
-    """
-    copies: dict[int, tuple[tf.Tensor, Sequence[tf.Tensor]]] = {}
-    for leaf in tree.flatten(nest):
-        is_copied = isinstance(leaf, tf.Tensor) and is_continuous(leaf)
-        if is_copied and id(leaf) not in copies:
-            copies[id(leaf)] = leaf, internals.copies_of(leaf, count, _add)
-
-    def arguments_of(i: int) -> Any:
-        return tree.map_structure(
-            lambda leaf: copies[id(leaf)][1][i] if id(leaf) in copies else leaf,
-            nest,
-        )
-
-    return [arguments_of(i) for i in range(count)], [*copies.values()]
 
 
 def _add(*tensors: tf.Tensor) -> tf.Tensor:

@@ -116,7 +116,6 @@ def _check_weights(
         if missing > 1 or (missing == 1 and large[-1] != 1):
             raise ValueError(
                 f"{name} must have one weight for each value of the loss. "
-                f"Expected {len(shape)} dimensions, as the loss has. "
                 f"Received: shape {tuple(weight.shape)} for a loss of shape "
                 f"{shape}. Repeat the weights along the other axes."
             )
@@ -138,8 +137,7 @@ def sum_and_count(
     if not len(values.shape):
         raise ValueError(
             "A loss with `is_row_wise = True` must return a value for each "
-            "row from `call`, of shape (batch, ...). Received: a scalar from "
-            f"{loss}. Leave the mean over rows to Keras."
+            f"row from `call`. Received: a scalar from {loss}."
         )
     out_mask = internals.get_mask(values)
     mask = out_mask if in_mask is None else in_mask

@@ -8,12 +8,10 @@ sections, one after the other.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import dataclasses
-import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -73,10 +71,6 @@ class Outline(NamedTuple):
     repeats: list[Repeat]
     output: Any
 
-    def step_of(self, tensor: tf.Tensor) -> int:
-        """Returns the index of the step that makes a tensor."""
-        return self.traced.cell_of(self.traced.places[tensor.op.name])
-
 
 def nonempty_sections(
     _: Sequence[Section], num_operations: Sequence[int]
@@ -103,10 +97,7 @@ def outline(
         training: Whether it is trained.
         is_split: Whether there will be several micro-batches.
     """
-    run = functools.partial(
-        shape_trace, call, layers, training=training, is_split=is_split
-    )
-    traced = run(spec)
+    traced = shape_trace(call, layers, spec, training, is_split)
     sections = traced.sections
     # Operations by name, as they are for some rows.
     sized, rows = traced.operations_for(1), 1
@@ -114,16 +105,19 @@ def outline(
         sized, rows = traced.operations_for(2), 2
     x = [t.shape[0] for t in traced.x if t is not None and t.shape.rank]
     rows = next(filter(None, x), rows) if sized else 1
-    costs, knows_sizes = _flops_by_section(traced, sized, rows)
-    if not knows_sizes:
-        with contextlib.suppress(Exception):  # it may need other sizes
-            example = run(tree.map_structure(_of_ones, spec))
-            calls = [
-                [(s.around, s.call) for s in one.sections]
-                for one in (example, traced)
-            ]
-            if calls[0] == calls[1]:
-                costs, _ = _flops_by_section(example, {}, 1)
+    # The last section is behind all layers, and goes with the one before.
+    last = max(0, len(sections) - 2)
+    costs = [0.0] * (last + 1)
+    needed = internals.ancestors(traced.results, controls=lambda _: True)
+    for name, op in needed.items():
+        # The graphs of functions are the model's, for any rows.
+        is_sized = not internals.takes_functions(op.type) and name in sized
+        flops = (
+            operation_flops(sized[name]) / rows
+            if is_sized
+            else operation_flops(op)
+        )
+        costs[min(traced.section_at(traced.places[name]), last)] += flops
 
     def bytes_of_row(tensor: tf.Tensor) -> int:
         if tensor.op.name not in sized:
@@ -131,7 +125,6 @@ def outline(
         tensor = sized[tensor.op.name].outputs[tensor.value_index]
         return -(-tensor_bytes(tensor) // rows)
 
-    last = len(costs) - 1  # of the sections: see `_flops_by_section`
     num_operations = [0] * len(costs)
     for i, op in enumerate(traced.operations):
         section = min(traced.section_at(i), last)
@@ -180,12 +173,6 @@ def outline(
     )
 
 
-def _of_ones(spec: keras.KerasTensor | None) -> keras.KerasTensor | None:
-    if spec is None:
-        return None
-    return keras.KerasTensor([size or 1 for size in spec.shape], spec.dtype)
-
-
 def shape_trace(
     call: Callable[[Any, bool], Any],
     layers: Sequence[keras.layers.Layer],
@@ -211,31 +198,6 @@ def shape_trace(
     for layer in layers:
         internals.forget_losses(layer)
     return traced
-
-
-def _flops_by_section(
-    traced: TracedModel, sized: Mapping[str, tf.Operation], rows: int
-) -> tuple[list[float], bool]:
-    """Returns FLOPs of the operations that results need, for one row.
-
-    `sized` are operations by their names, as they are for so many rows. Also
-    returns whether all sizes are known.
-    """
-    # The last section is behind all layers, and goes with the one before.
-    costs = [0.0] * max(1, len(traced.sections) - 1)
-    knows_sizes = True
-    needed = internals.ancestors(traced.results, controls=lambda _: True)
-    for name, op in needed.items():
-        section = traced.section_at(traced.places[name])
-        # The graphs of functions are the model's, for any rows.
-        is_sized = not internals.takes_functions(op.type) and name in sized
-        operation, count = (sized[name], rows) if is_sized else (op, 1)
-        flops = operation_flops(operation) / count
-        tensors = [*operation.inputs, *operation.outputs]
-        if flops and not all(t.shape.is_fully_defined() for t in tensors):
-            knows_sizes = False
-        costs[min(section, len(costs) - 1)] += flops
-    return costs, knows_sizes
 
 
 def _steps(

@@ -379,9 +379,8 @@ class HeadTasks(CellTasks):
         if others:
             raise ValueError(
                 "`head_parts` must be 1 where the last layers, or losses and "
-                "metrics, draw, assign state or add "
-                f"to the loss. Received: {self._layers_of(others)}. Put that "
-                "before the last layer, or leave `head_parts` out."
+                "metrics, draw, assign state or add to the loss. Received: "
+                f"{self._layers_of(others)}."
             )
         self._with_rows = self._tensors_with_rows()
         # Each part has its share of the gradients of sums.
@@ -420,8 +419,7 @@ class HeadTasks(CellTasks):
             raise ValueError(
                 "`head_parts` must be 1 where the last layer takes a trained "
                 "tensor, of any size, that is the same for all rows. Received: "
-                f"{self._layers_of([*fixed.values()])}. Give the inputs all "
-                "sizes but that of the batch, or leave `head_parts` out."
+                f"{self._layers_of([*fixed.values()])}."
             )
         everything = [*tensors, *gradients]
         have_rows = {

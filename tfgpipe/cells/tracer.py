@@ -54,7 +54,6 @@ from tfgpipe.graphs import (
     CellFunctions,
     Gradient,
     Indices,
-    Part,
     TracedModel,
     TraceOptions,
     check_compilable,
@@ -140,9 +139,8 @@ def trace_model(
     strangers = internals.captures_of_strangers(graph)
     if strangers:
         raise ValueError(
-            "A layer must take tensors of its own step. Received: "
-            f"{[t.name for t in strangers]} of another one. Make them anew in "
-            "each call, or keep a `keras.Variable`."
+            "A layer must take tensors of its own step, or keep a "
+            f"`keras.Variable`. Received: {[t.name for t in strangers]}."
         )
     operations = tuple(graph.get_operations())
     return TracedModel(
@@ -202,8 +200,13 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         outputs = [None if t is None else _as_result(t) for t in flat]
         attached = [*map(internals.attached_to, flat)]
         head = model.head
-        if head is not None and not (sums and head.metrics_add_up):
-            _check_attributes(flat)
+        hung = {name for t in flat for name in internals.hung_by_user(t)}
+        if hung and head is not None and not (sums and head.metrics_add_up):
+            raise ValueError(
+                "Outputs must have no attributes where a loss or a metric takes"
+                f" those of a whole mini-batch. Received: {sorted(hung)}. "
+                "Return them as outputs."
+            )
         losses = [_as_result(t) for t in [*sums, *others]]
         new_state = [(v, _as_result(t)) for v, t in scope.new_state()]
     moving.check()
@@ -211,9 +214,7 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         raise ValueError(
             "A seed must be drawn by `seed_generator.next()` alone if there is "
             "more than one micro-batch. Received: another new value of "
-            f"{[*scope.overwritten.values()]}. Draw with `seed=` a "
-            "`keras.random.SeedGenerator` of the layer, or pass "
-            "num_micro_batches=1."
+            f"{[*scope.overwritten.values()]}. Or pass num_micro_batches=1."
         )
     return {
         "tape": tape,
@@ -250,17 +251,6 @@ def _as_result(tensor: Any) -> tf.Tensor:
     return tensor
 
 
-def _check_attributes(outputs: Sequence[Any]) -> None:
-    """Refuses attributes of outputs that whole mini-batches will not have."""
-    hung = {name for t in outputs for name in internals.hung_by_user(t)}
-    if hung:
-        raise ValueError(
-            "Outputs must have no attributes where a loss or a metric takes "
-            f"those of a whole mini-batch. Received: {sorted(hung)}. Return "
-            "them as outputs, or pass a loss and metrics that add up."
-        )
-
-
 def _check_loss(loss: Any, x: Nest, model: ModelCall) -> tf.Tensor:
     """Returns a loss of `add_loss` as a number; refuses one for each row."""
     loss = tf.convert_to_tensor(loss)
@@ -272,9 +262,8 @@ def _check_loss(loss: Any, x: Nest, model: ModelCall) -> tf.Tensor:
     ):
         raise ValueError(
             "`add_loss` must be given a scalar, the mean over rows, if there "
-            "is more than one micro-batch: Keras adds up the values of a "
-            f"vector. Received: shape {tuple(loss.shape)}. Add "
-            "`keras.ops.mean(loss)`, or pass num_micro_batches=1."
+            "is more than one micro-batch. Received: shape "
+            f"{tuple(loss.shape)}. Or pass num_micro_batches=1."
         )
     # As Keras, which sums it up.
     if not loss.dtype.is_floating:
@@ -312,7 +301,19 @@ def trace_cells(
     for section, k in zip(traced.sections, traced.cells):
         if section.operation is not None:
             cells[k].called.append(section.operation)
-    _check_captured(traced)
+    # Branches, loops and functions capture storage.
+    for outer, inner in traced.graph.captures:
+        variable = internals.variable_of(outer)
+        if variable is not None:
+            users = inner.consumers()
+            place = min((traced.places[op.name] for op in users), default=0)
+            raise ValueError(
+                "A layer must use a weight of the model by its "
+                "`keras.Variable`. Received: "
+                f"{traced.section_of(place).words} uses the `tf.Variable` of "
+                f"'{variable.path}'. Use `layer.kernel` instead of its `value`,"
+                " outside of a `keras.StatelessScope`."
+            )
     _check_operations(traced, cells, recomputes, call.is_split)
     return traced
 
@@ -345,36 +346,21 @@ def tasks_of(
     if made.options.jit_compile:
         check_compilable(parts, keys)
     known: dict[str, CellFunctions] = {}
-    return [
-        CellTasks(part, functions_of(known, key, part, cell, *way))
-        for key, part, cell, way in zip(keys, parts, cells, ways)
-    ]
-
-
-def functions_of(
-    known: dict[str, CellFunctions],
-    key: str,
-    part: Part,
-    cell: Cell,
-    share: float,
-    is_sent: bool,
-) -> CellFunctions:
-    """Returns the functions of an equal part, or cuts them."""
-    if key not in known:
-        types = names.device_types(cell.devices)
-        known[key] = CellFunctions(part, types, share, is_sent)
-    functions = known[key]
-    if functions.kept_share > share:
-        least = math.ceil(100 * functions.kept_share) / 100
-        raise ValueError(
-            "`remat` must let a cell keep what cannot be computed again: "
-            "loops, conditions and what has state. Expected: at least "
-            f"{least:g} for cell {cell.number}. Received: "
-            f'remat={share:g}. Pass "always", "never", or a share of that, '
-            "if it is below 1, in a dict for this cell alone."
-        )
-    cell.traced_as.add(functions.part.index)
-    return functions
+    tasks = []
+    for key, part, on, cell, way in zip(keys, parts, types, cells, ways):
+        if key not in known:
+            known[key] = CellFunctions(part, on, *way)
+        functions, share = known[key], way[0]
+        if functions.kept_share > share:
+            least = math.ceil(100 * functions.kept_share) / 100
+            raise ValueError(
+                "`remat` must let a cell keep what cannot be computed again: "
+                "loops, conditions and what has state. Expected: at least "
+                f"{least:g} for cell {cell.number}. Received: remat={share:g}."
+            )
+        cell.traced_as.add(functions.part.index)
+        tasks.append(CellTasks(part, functions))
+    return tasks
 
 
 # Stateful operations that draw random numbers.
@@ -412,11 +398,10 @@ def _check_operations(
             if has_replicas:
                 why, cure = "With replicas", "train with one replica"
             raise ValueError(
-                f"{why} a cell must draw its random numbers from Keras seeds: "
-                "else recomputation draws others, and replicas the same. "
-                f"Received: {layer} of cell {cell.number}, which runs "
-                f"{', '.join(random)}. Draw by `keras.random` with a "
-                f"`keras.random.SeedGenerator` of the layer, or {cure}."
+                f"{why} a cell must draw its random numbers from a "
+                "`keras.random.SeedGenerator` of the layer. Received: "
+                f"{layer} of cell {cell.number}, which runs "
+                f"{', '.join(random)}. Or {cure}."
             )
         if kinds and (is_split or len(cells) > 1):
             cell.warn_of(
@@ -424,25 +409,4 @@ def _check_operations(
                 f"of cell {cell.number} runs {', '.join(kinds)}, which "
                 "has side effects. They happen once for every micro-batch, and "
                 "in no order between devices.",
-            )
-
-
-def _check_captured(traced: TracedModel) -> None:
-    """Refuses storage that the graph captures.
-
-    Branches, loops and functions capture through it.
-    """
-    for outer, inner in traced.graph.captures:
-        variable = internals.variable_of(outer)
-        if variable is not None:
-            users = inner.consumers()
-            place = min((traced.places[op.name] for op in users), default=0)
-            raise ValueError(
-                "A layer must use a weight of the model by its "
-                "`keras.Variable`. Received: "
-                f"{traced.section_of(place).words} uses the `tf.Variable` of "
-                f"'{variable.path}' by itself, which has no gradient here. "
-                "Keep the variable, `layer.kernel` instead of "
-                "`layer.kernel.value`, read it outside of a "
-                "`keras.StatelessScope`, and use `assign` and `keras.ops`."
             )

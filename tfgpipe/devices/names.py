@@ -9,7 +9,6 @@ idle.
 from __future__ import annotations
 
 import bisect
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,15 +36,15 @@ def name_of(device: Any) -> Any:
     )
 
 
-def resolved(devices: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """Returns the full names of devices, and errors."""
+def resolved(devices: Sequence[Any]) -> list[str]:
+    """Returns the full names of devices, which must differ."""
     known = [full for full in map(resolve_device, devices) if full]
-    if len({*known}) == len(devices):
-        return known, []
-    return known, [
-        "`devices` must be different devices that TensorFlow lists: "
-        f"{all_devices()}. Received: devices={[*map(name_of, devices)]}."
-    ]
+    if len({*known}) < len(devices):
+        raise ValueError(
+            "`devices` must be different devices that TensorFlow lists: "
+            f"{all_devices()}. Received: devices={[*map(name_of, devices)]}."
+        )
+    return known
 
 
 def accelerators() -> list[str]:
@@ -55,19 +54,15 @@ def accelerators() -> list[str]:
 
 
 def why_no_more() -> str:
-    """Says how many devices TensorFlow sees, and what it needs to see GPUs."""
-    counts = {
-        f"{kind}s": len(tf.config.list_logical_devices(kind))
+    """Says what devices TensorFlow sees, and what it needs to see GPUs."""
+    counts = [
+        f"{len(tf.config.list_logical_devices(kind))} {kind}s"
         for kind in ("TPU", "GPU", "CPU")
-    }
-    text = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    if counts["TPUs"] or counts["GPUs"] > 1:
-        return f"TensorFlow sees {text}."
-    limit = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ]
     return (
-        f"TensorFlow sees {text}. For GPUs it needs the build of `pip install "
-        "'tensorflow[and-cuda]'`, a driver, which `nvidia-smi` shows, and "
-        f"their numbers in CUDA_VISIBLE_DEVICES, if it is set: {limit!r}."
+        f"TensorFlow sees {', '.join(counts)}. For GPUs it needs the build of "
+        "`pip install 'tensorflow[and-cuda]'`, a driver, which `nvidia-smi` "
+        "shows, and their numbers in CUDA_VISIBLE_DEVICES, if that is set."
     )
 
 
@@ -135,15 +130,16 @@ def host_of(device: str) -> str:
 class CellDevices:
     """The number of cells, and the devices for them, of the user's arguments.
 
-    They are None where they are missing or wrong; `replica` are the devices of
-    a replica, if a strategy names them.
+    `replica` are the devices of a replica, if a strategy names them.
 
     Attributes:
         names: Names of the user's devices, or None.
         devices: Full names of the devices.
         num_partitions: K.
         is_only: Whether there is one device, and nobody asked for just one.
-        problems: Errors.
+
+    Raises:
+        ValueError: If they do not go together.
     """
 
     def __init__(
@@ -155,49 +151,41 @@ class CellDevices:
         replica: Sequence[str] | None = None,
     ):
         self.names = None if names is None else [*map(name_of, names)]
-        self.problems: list[str] = []
         is_listed = names is None and replica is None
         if replica is not None:
             self.devices = [*replica]
             if names is not None:
-                self.problems.append(
+                raise ValueError(
                     "`devices` must be left out in the scope of a strategy, "
-                    f"which has them. Received: devices={self.names}. Pass "
-                    "them to `PipelineStrategy`."
+                    f"which has them. Received: devices={self.names}."
                 )
         elif self.names is None:
             self.devices = accelerators()
         else:
-            self.devices, self.problems = resolved(self.names)
-        count = len(self.devices if names is None or replica else names)
+            self.devices = resolved(self.names)
+        count = len(self.devices)
         if isinstance(schedule, Schedule):
             self.num_partitions = schedule.num_cells
             wanted, rule = schedule.num_devices, "this schedule"
-            for name, expected, received in (
-                ("num_partitions", schedule.num_cells, num_partitions),
-                (
-                    "num_micro_batches",
-                    schedule.num_micro_batches,
-                    num_micro_batches,
-                ),
-            ):
-                if received not in (None, expected):
-                    self.problems.append(
-                        f"`{name}` must be that of `schedule`, {expected}. "
-                        f"Received: {name}={received!r}."
-                    )
+            given = num_partitions or schedule.num_cells, num_micro_batches
+            expected = schedule.num_cells, schedule.num_micro_batches
+            if given != expected:
+                raise ValueError(
+                    "`num_partitions` and `num_micro_batches` must be those of "
+                    f"`schedule`, {expected}. Received: {given}."
+                )
         else:
             # A device has so many cells under a schedule, None for any number.
             chunks = CHUNKS.get(schedule, 1)
             self.num_partitions = num_partitions or count * (chunks or 1)
             wanted, rule = count, f'schedule="{schedule}"'
             if self.num_partitions % (chunks or count):
-                self.problems.append(
+                raise ValueError(
                     f"`num_partitions` must be a multiple of {chunks or count} "
                     f"under {rule} on {count} devices. Received: "
                     f"num_partitions={num_partitions}."
                 )
-            elif chunks:
+            if chunks:
                 wanted = self.num_partitions // chunks
         if wanted > count or (not is_listed and wanted != count):
             cure = "Leave it out, or name as many devices."
@@ -208,7 +196,7 @@ class CellDevices:
                     'schedule="interleaved" with a multiple of the devices; '
                     f"{SPLIT_CPU}."
                 )
-            self.problems.append(
+            raise ValueError(
                 f"`num_partitions` must go with the devices: under {rule} "
                 f"{self.num_partitions} cells take {wanted}. Received: "
                 f"num_partitions={num_partitions} and the devices "

@@ -163,9 +163,8 @@ class Storage:
                 f"The layers of model '{self._model}' must stay where it put "
                 f"them. Received: layer '{layer}', which model '"
                 f"{getattr(variable, _PLACED_BY)}' has moved to other devices. "
-                "Go on with that one, or make a new `GPipe` of the layers. "
-                "Models that train the same layers put them on the same "
-                "devices, by `layers_per_cell` and `devices`."
+                "Go on with that one, make a new `GPipe`, or give both the same"
+                " `layers_per_cell` and `devices`."
             )
 
 
@@ -255,25 +254,16 @@ def place_variables(
 
     for cell in cells:
         weights = unseen(v for layer in cell.weights_by_layer for v in layer)
-        pairs += _shared_out(weights, cell.stores)
+        held = dict.fromkeys(cell.stores, 0)
+        for variable in sorted(weights, key=tensor_bytes, reverse=True):
+            device = min(cell.stores, key=held.__getitem__)
+            pairs.append((variable, device))
+            held[device] += tensor_bytes(variable)
         pairs += [(variable, cell.home) for variable in unseen(cell.state)]
     pairs += [(variable, cells[0].device) for variable in unseen(others)]
     pairs.sort(key=lambda pair: internals.made_order(pair[0]))
     for variable, device in pairs:
         create_or_move([variable], device)
-
-
-def _shared_out(
-    variables: Sequence[keras.Variable], devices: Sequence[str]
-) -> list[tuple[keras.Variable, str]]:
-    """Gives each device about as many bytes of variables."""
-    pairs = []
-    held = dict.fromkeys(devices, 0)
-    for variable in sorted(variables, key=tensor_bytes, reverse=True):
-        device = min(devices, key=held.__getitem__)
-        pairs.append((variable, device))
-        held[device] += tensor_bytes(variable)
-    return pairs
 
 
 # ------------------------------------------------------- the homes of layers
@@ -339,8 +329,7 @@ def _called(
         raise ValueError(
             "A model on several devices must be called without XLA, which "
             f"compiles for one. Received: layer '{operation.name}' on {home}, "
-            "in a function with jit_compile=True. Leave it out; or compile a "
-            "`tfgpipe.GPipe` of the model."
+            "in a function with jit_compile=True. Leave it out."
         )
     return tf.device(home)
 

@@ -44,6 +44,7 @@ that has one owner among replicas;
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -107,7 +108,17 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
             num_replicas=num_replicas, num_partitions=num_partitions
         )
         self.num_replicas, self.num_partitions = num_replicas, num_partitions
-        names = self._names(devices)
+        wanted = num_replicas * num_partitions
+        if devices is None:
+            names = accelerators()[:wanted]
+        else:
+            names = resolved([*devices])
+        if len(names) != wanted:
+            raise ValueError(
+                "`devices` must be `num_replicas` times `num_partitions`, "
+                f"{num_replicas} times {num_partitions}. Received: "
+                f"{len(names)}, {names}. Ask for fewer; {SPLIT_CPU}."
+            )
         self.devices = tuple(
             tuple(names[r * num_partitions : (r + 1) * num_partitions])
             for r in range(num_replicas)
@@ -148,10 +159,8 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
                 raise ValueError(
                     "`strategy` must be a `TPUStrategy` with a "
                     "`DeviceAssignment` of `num_partitions` cores a replica. "
-                    f"Received: {has} of them and num_partitions="
-                    f"{num_partitions}. Or use `tfgpipe.TPUPipelineStrategy("
-                    "tfgpipe.tpu_device_assignment(topology, num_replicas, "
-                    "num_partitions))`."
+                    f"Received: {has}, and num_partitions={num_partitions}. Or "
+                    "use `tfgpipe.tpu_device_assignment`."
                 )
             return TPUPipelineStrategy(assignment)
         is_local = isinstance(strategy, _LOCAL)
@@ -161,32 +170,11 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
                 "`strategy` must be a `tf.distribute.MirroredStrategy`, "
                 "`OneDeviceStrategy` or `TPUStrategy`, the number of whose "
                 f"devices `num_partitions` divides. Received: {strategy!r} "
-                f"with the devices {devices} and num_partitions="
-                f"{num_partitions}. Or name devices: `tfgpipe."
-                "PipelineStrategy(num_replicas, num_partitions, devices)`."
+                f"of {devices}, and num_partitions={num_partitions}. Or name "
+                "`devices` to `tfgpipe.PipelineStrategy`."
             )
         count = len(devices) // num_partitions
         return cls(count, num_partitions, devices)
-
-    def _names(self, devices: Sequence[Any] | None) -> list[str]:
-        """Returns the full names of R K devices."""
-        wanted = self.num_replicas * self.num_partitions
-        problems: list[str] = []
-        if devices is None:
-            names = accelerators()[:wanted]
-        else:
-            names, problems = resolved([*devices])
-        if len(names) != wanted and not problems:
-            problems = [
-                "`devices` must be `num_replicas` times `num_partitions`, "
-                f"{self.num_replicas} times {self.num_partitions}. Received: "
-                f"{len(names)}, {names}. Name those of the first replica, then "
-                f"those of the second, and so on; or ask for fewer; {SPLIT_CPU}"
-                "."
-            ]
-        if problems:
-            raise ValueError("\n".join(problems))
-        return names
 
     def __repr__(self) -> str:
         return (
@@ -297,7 +285,12 @@ def connect_to_tpu(tpu: str = "local", timeout: float = 60.0) -> Any:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
         if tpu != "local":  # TensorFlow would wait for ever
-            _await_hosts(resolver.cluster_spec(), timeout)
+            cluster = resolver.cluster_spec()
+            for address in itertools.chain(
+                *map(cluster.job_tasks, cluster.jobs)
+            ):
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout).close()
         tf.config.experimental_connect_to_cluster(
             resolver,
             make_master_device_default=False,  # data are read on this host
@@ -315,17 +308,8 @@ def connect_to_tpu(tpu: str = "local", timeout: float = 60.0) -> Any:
             '`tpu` must be "local" on a TPU VM, or else the name or the '
             "address, grpc://host:port, of a TPU that this host reaches. "
             f"Received: tpu={tpu!r}, and this error: {first_line}\nCheck that "
-            "the TPU is there and that TensorFlow was installed with support "
-            "for it (`pip show tensorflow-tpu`)."
+            "it is there, and `pip show tensorflow-tpu`."
         ) from error
-
-
-def _await_hosts(cluster: tf.train.ClusterSpec, timeout: float) -> None:
-    """Raises an OSError if nothing listens at an address."""
-    for job in cluster.jobs:
-        for address in cluster.job_tasks(job):
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout).close()
 
 
 def tpu_device_assignment(
@@ -364,8 +348,8 @@ def tpu_device_assignment(
     if wanted > len(path):
         raise ValueError(
             "`num_replicas` times `num_partitions` must be at most the number "
-            f"of cores of the TPU, {len(path)}. Received: {num_replicas} times "
-            f"{num_partitions}. Ask for fewer, or for a larger TPU."
+            f"of cores, {len(path)}. Received: {num_replicas}, "
+            f"{num_partitions}."
         )
     return tf.tpu.experimental.DeviceAssignment(
         topology, path[:wanted].reshape(num_replicas, num_partitions, -1)

@@ -1,7 +1,7 @@
 """The graph of a model: differentiated, and cut into functions of cells."""
 
 from tfgpipe.graphs import gradient_sums
-from tfgpipe.graphs.by_device import run_by_device
+from tfgpipe.graphs.by_device import GraphByDevice
 from tfgpipe.graphs.cell_functions import CellFunctions, only_cast
 from tfgpipe.graphs.cut import (
     CHEAP,

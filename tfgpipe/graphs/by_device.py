@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -77,14 +77,9 @@ class _Part:
     key: str = ""
 
 
-def run_by_device(
-    graph: tf.Graph,
-    values: Mapping[Any, Any],
-    home: str,
-    compiles: bool = False,
-    as_they_are: Collection[Any] = (),
-) -> list[tf.Tensor]:
-    """Adds to the current graph what another one does, device by device.
+@dataclasses.dataclass
+class GraphByDevice:
+    """A graph on its way to functions; `run` calls them in the current graph.
 
     Args:
         graph: A graph that is complete, with its automatic control
@@ -96,16 +91,7 @@ def run_by_device(
             not known, or with side effects that are no assignments.
         as_they_are: References of placeholders whose families XLA does not
             compile either.
-
-    Returns:
-        The graph's outputs.
     """
-    return _Cut(graph, dict(values), home, compiles, as_they_are).run()
-
-
-@dataclasses.dataclass
-class _Cut:
-    """A graph on its way to functions."""
 
     graph: tf.Graph
     values: dict[Any, Any]
@@ -424,10 +410,8 @@ class _Cut:
             pairs = [(t.ref(), o.ref()) for t, o in zip(graph.inputs, given)]
             values = {ref: self.values[outer] for ref, outer in pairs}
             plain = [ref for ref, outer in pairs if outer in self.as_they_are]
-            results = run_by_device(
-                graph, values, self.home, self.compiles, plain
-            )
-            return results or tf.no_op()
+            side = GraphByDevice(graph, values, self.home, self.compiles, plain)
+            return side.run() or tf.no_op()
 
         with tf.device(None):
             results = tf.cond(

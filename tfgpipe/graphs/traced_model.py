@@ -333,7 +333,7 @@ def differentiate(
                         [t for t, _ in pairs], sources, [d for _, d in pairs]
                     )
                 except Exception as error:
-                    name = notes[-1].name if notes else None
+                    name = notes[-1][0] if notes else None
                     if name is not None and name in traced.places:
                         words = traced.section_of(traced.places[name]).words
                         add_note(error, f"In the gradient of {words}.")
@@ -345,8 +345,7 @@ def differentiate(
     late = graph.get_operations()[len(traced.operations) :]
     if any(op.type == "EagerPyFunc" for op in late):
         raise ValueError(
-            "Layers must not need the gradient of `tf.py_function`, which is "
-            "its last call's: another micro-batch may have made that. Use "
+            "Layers must not need the gradient of `tf.py_function`. Use "
             "TensorFlow, or `tf.numpy_function` in a `tf.custom_gradient`."
         )
     places, backward = _placed(traced, notes)

@@ -15,7 +15,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
@@ -87,7 +87,13 @@ class Replaceable:
         before = getattr(self._of_thread, "function", None)
         with self._lock:
             if self._num_inside == 0:
-                self._stand_in()
+                self.original = getattr(self._owner, self._name)
+
+                @functools.wraps(self.original)
+                def dispatch(*args: object, **kwargs: object) -> Any:
+                    return self.current(*args, **kwargs)
+
+                setattr(self._owner, self._name, dispatch)
             self._num_inside += 1
         self._of_thread.function = function
         try:
@@ -98,15 +104,6 @@ class Replaceable:
                 self._num_inside -= 1
                 if self._num_inside == 0:
                     setattr(self._owner, self._name, self.original)
-
-    def _stand_in(self) -> None:
-        self.original = getattr(self._owner, self._name)
-
-        @functools.wraps(self.original)
-        def dispatch(*args: object, **kwargs: object) -> Any:
-            return self.current(*args, **kwargs)
-
-        setattr(self._owner, self._name, dispatch)
 
 
 _function_call = Replaceable(_Function, "__call__")
@@ -197,31 +194,21 @@ def random_numbers_kept() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------ tapes
-class GradientNote(NamedTuple):
-    """What was added to a graph to differentiate one operation.
-
-    Attributes:
-        name: Of the operation; None where it was not recorded inside of
-            `naming_on_tapes`.
-        start: How many operations the graph had before.
-        end: How many it had after.
-    """
-
-    name: str | None
-    start: int
-    end: int
-
-
 _noted = threading.local()
 
 
 @contextlib.contextmanager
-def noting_gradients(graph: tf.Graph) -> Iterator[list[GradientNote]]:
+def noting_gradients(
+    graph: tf.Graph,
+) -> Iterator[list[tuple[str | None, int, int]]]:
     """Inside, notes what tapes add to a graph, operation by operation.
 
     Yields:
-        The notes so far; of nested ones the inner one comes first. Where one
-        fails, the last is of the operation that was differentiated.
+        The notes so far: the name of the differentiated operation, None where
+        it was not recorded inside of `naming_on_tapes`, and how many operations
+        the graph had before and after. Of nested ones the inner one comes
+        first. Where one fails, the last is of the operation that was
+        differentiated.
     """
     _note_gradients()
     _noted.graph, _noted.notes = graph, []
@@ -253,8 +240,7 @@ def _noting(name: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        note = GradientNote(name, start, graph.num_operations())
-        _noted.notes.append(note)
+        _noted.notes.append((name, start, graph.num_operations()))
 
 
 class _Attributes(tuple):
@@ -720,8 +706,16 @@ class SingleReplicaStrategy(tf.distribute.Strategy):
 class _SingleReplicaExtended(_distribute_lib._DefaultDistributionExtended):
     """TensorFlow's default strategy, with a scope of its own."""
 
-    def _scope(self, strategy: tf.distribute.Strategy) -> Any:
-        return _in_scope(strategy)
+    @contextlib.contextmanager
+    def _scope(self, strategy: tf.distribute.Strategy) -> Iterator[Any]:
+        current = tf.distribute.get_strategy()
+        if tf.distribute.has_strategy() and current is not strategy:
+            raise RuntimeError(
+                "A `tf.distribute` strategy must not be entered in the scope of"
+                f" another. Received: {strategy} in the scope of {current}."
+            )
+        with _thread_mode(_distribute_lib._CrossReplicaThreadMode(strategy)):
+            yield strategy
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         return tf.device(colocate_with_variable.device)
@@ -729,19 +723,6 @@ class _SingleReplicaExtended(_distribute_lib._DefaultDistributionExtended):
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         with without_strategy():
             return fn(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _in_scope(strategy: tf.distribute.Strategy) -> Iterator[Any]:
-    current = tf.distribute.get_strategy()
-    if tf.distribute.has_strategy() and current is not strategy:
-        raise RuntimeError(
-            "A `tf.distribute` strategy must not be entered in the scope of "
-            f"another. Received: {strategy} in the scope of {current}. Leave "
-            "that one first."
-        )
-    with _thread_mode(_distribute_lib._CrossReplicaThreadMode(strategy)):
-        yield strategy
 
 
 def without_strategy() -> contextlib.AbstractContextManager[None]:

@@ -376,9 +376,7 @@ def machine_here() -> Machine | None:
 def _devices(devices: object) -> tuple[tuple[str, ...], bool]:
     """Names of all devices, and whether they were given."""
     if isinstance(devices, (list, tuple)) and devices:
-        _, problems = device_names.resolved(devices)
-        if problems:
-            raise ValueError("\n".join(problems))
+        device_names.resolved(devices)
         return tuple(map(device_names.name_of, devices)), True
     listed = device_names.accelerators()
     if devices is None:

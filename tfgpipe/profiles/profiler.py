@@ -113,13 +113,11 @@ def profile(
         checked_bool("jit_compile", jit_compile)
     num_slot_bytes = slot_bytes_of(optimizer)
     source = source_of(layers)
-    devices, problems = names.accelerators(), source.problems
+    if source.problems:
+        raise ValueError("\n".join(source.problems))
+    name = names.accelerators()[0]
     if device is not None:
-        devices, unknown = names.resolved([device])
-        problems = problems + unknown
-    if problems:
-        raise ValueError("\n".join(problems))
-    name = devices[0]
+        (name,) = names.resolved([device])
     data = inputs_lib.as_tensors(x, y)
     check_rows(*data, None)
     sizes = _sizes(micro_batch_sizes, first_tensor(data[0]).shape[0])

@@ -55,17 +55,12 @@ class Clock:
         # By tensor and device: what several tasks take is sent once.
         self._sent: dict[tuple[int, str], tf.Tensor] = {}
 
-    def _read(
-        self,
-        device: str,
-        after: Sequence[tf.Operation],
-        tensors: Sequence[tf.Tensor] = (),
-    ) -> tf.Tensor:
+    def _read(self, device: str, after: list[Any]) -> tf.Tensor:
         """The time when operations have ended, and tensors are there."""
-        host, after = device, [*after, *tensors]
+        host = device
         if names.has_accelerator([device]):
             host = names.host_of(device)
-            after += _seen(device, host, after)
+            after = after + _seen(device, host, after)
         with tf.device(host), tf.control_dependencies(after):
             time = tf.timestamp()
         internals.run_independently(time.op)
@@ -82,7 +77,7 @@ class Clock:
         It follows `ready`, and takes what is `awaited`.
         """
         tensors = [t for t in awaited if t is not None]
-        started = self._read(device, ready, tensors)
+        started = self._read(device, [*ready, *tensors])
         self._begun[device] = started, tensors
         return started.op
 
@@ -158,18 +153,14 @@ class Clock:
             self.stop(Task("update", -1, -1), device, done)
 
 
-def _seen(
-    device: str, host: str, after: Sequence[tf.Operation]
-) -> list[tf.Tensor]:
+def _seen(device: str, host: str, after: list[Any]) -> list[tf.Tensor]:
     """A number from an accelerator that is there when some results are.
 
     For the host, an operation ends when it is in the device's queue. What is
     copied to the host waits for all that is in the queue before. Nothing if
     nothing on the device is waited for.
     """
-    operations = [
-        one if isinstance(one, tf.Operation) else one.op for one in after
-    ]
+    operations = [getattr(one, "op", one) for one in after]
     on_device = [
         op
         for op in operations

@@ -208,7 +208,12 @@ class MiniBatch:
                 self.cells[-1].head_parts,
                 {id(v) for v in self.call.metric_state},
             )
-        elif self.call.head and self._has_metrics_beside(tasks[-1]):
+        # Metrics that may be computed on another device are a function apart.
+        elif (
+            self.call.head
+            and not self.traced.options.jit_compile
+            and _HOST not in names.device_types(self.cells[-1].devices)
+        ):
             tasks[-1] = CellTasks(
                 tasks[-1].part,
                 tasks[-1].functions,
@@ -217,14 +222,6 @@ class MiniBatch:
         if not self._hands_out:
             tasks[-1].hide(self.traced.handed_out)
         return tasks
-
-    def _has_metrics_beside(self, last: CellTasks) -> bool:
-        """Returns whether the last cell's metrics are a function apart.
-
-        Where they may be computed on another device than the rest.
-        """
-        types = names.device_types(self.cells[-1].devices)
-        return _HOST not in types and not last.functions.options.jit_compile
 
     def _indices(self, made: TracedModel) -> list[list[Indices]]:
         """Returns how indices differ, for each use of a weight, and lookup."""

@@ -54,12 +54,10 @@ from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names, placement
 from tfgpipe.graphs import (
     GradientSums,
-    TracedModel,
     Values,
     by_reference,
     gradient_sums,
 )
-from tfgpipe.inputs import MicroBatches
 from tfgpipe.run.chain import Chain, run_independently, send
 from tfgpipe.run.clock import Clock
 from tfgpipe.run.mini_batch import MiniBatch
@@ -82,25 +80,6 @@ class LossGradients(NamedTuple):
     outputs: Sequence[Sequence[tf.Tensor | None]]
     head: list[tf.Tensor]
     extra: Sequence[tf.Tensor | None]
-
-    def for_micro_batch(
-        self, m: int, micro_batches: MicroBatches, made: TracedModel
-    ) -> Values:
-        """Returns a micro-batch's gradients, by the graph's tensors."""
-        if not made.dy:  # nothing is trained
-            return {}
-        head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
-        extra = [
-            None if d is None else d * micro_batches.fraction(m, d.dtype)
-            for d in self.extra
-        ]
-        keys = [*made.dy, *made.dlosses]
-        gradients = [*self.outputs[m], *head, *extra]
-        return {
-            key.ref(): gradient
-            for key, gradient in zip(keys, gradients, strict=True)
-            if key is not None
-        }
 
 
 class Pipeline:
@@ -151,11 +130,21 @@ class Pipeline:
 
     def backward(self, start: LossGradients) -> None:
         """Runs all other operations, by the gradients of the loss."""
-        made = self.tasks[0].part.traced
-        is_trained = bool(made.dy or made.dlosses)
-        for m, values in enumerate(self.batch.values if is_trained else ()):
-            known = start.for_micro_batch(m, self.batch.micro_batches, made)
-            values.update(known)
+        made, rows = self.tasks[0].part.traced, self.batch.micro_batches
+        # Without `dy`, nothing is trained.
+        for m, values in enumerate(self.batch.values if made.dy else ()):
+            head = [rows.select(m, d, tf.zeros_like(d)) for d in start.head]
+            extra = [
+                None if d is None else d * rows.fraction(m, d.dtype)
+                for d in start.extra
+            ]
+            keys = [*made.dy, *made.dlosses]
+            gradients = [*start.outputs[m], *head, *extra]
+            values.update(
+                (key.ref(), gradient)
+                for key, gradient in zip(keys, gradients, strict=True)
+                if key is not None
+            )
         while self._left:
             self._run(self._left.popleft())
 
@@ -193,7 +182,7 @@ class Pipeline:
                 with_dx = kind == "backward"
                 work = tasks.backward(known, kept, sums, m, with_dx)
         cell, beside = self.batch.cells[k], None
-        if cell.shards is not None and cell.is_beside:
+        if cell.shards and cell.is_beside:
             beside = cell.callers[r], cell.shards.start
         awaited, device = [values[t.ref()] for t in awaited], self._device(k, m)
         made = self.chain.run(op.task, device, awaited, work, beside, before)

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs import GraphCutter, WholeGraph, run_by_device
+from tfgpipe.graphs import GraphByDevice, GraphCutter, WholeGraph
 
 # Keras's optimizers whose update of a weight depends on nothing but the
 # gradient, the weight, its slots and the optimizer's settings. Others, such as
@@ -77,7 +77,7 @@ def update_on_devices(
     }
     sparse = [ref for ref, outer in values.items() if id(outer) in slices]
     (first, *_) = optimizer.variables
-    run_by_device(graph, values, first.value.device, compiles, sparse)
+    GraphByDevice(graph, values, first.value.device, compiles, sparse).run()
 
 
 def updates_slices_alike(optimizer: keras.Optimizer) -> bool:

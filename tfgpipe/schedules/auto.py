@@ -96,8 +96,7 @@ def search(
     if best is None:
         raise ValueError(
             "`memory` must be enough to hold a micro-batch in each cell of a "
-            f"device. Received: memory={memory}, and cells on the devices "
-            f"{places}."
+            f"device. Received: memory={memory}, and devices={places}."
         )
     return best
 

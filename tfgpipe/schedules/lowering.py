@@ -227,7 +227,7 @@ def recomputed(
     ops: Sequence[Op],
     facts: Sequence[CellFacts],
     remat: Remat,
-    says_keeps: bool = False,
+    says_keeps: bool,
 ) -> list[Op]:
     """Notes what each forward pass keeps, and adds recomputations.
 
@@ -376,29 +376,28 @@ def lower(
     others = [shard.device + 1 for shard in shards.values()]
     num_devices = max([longest.num_devices, *others])
 
-    def lowered(schedule: Any, count: int, rules: Remat) -> list[Op]:
-        ops: Sequence[Op] = schedule.ops
-        if rules.groups is not None:
-            ops = grouped(ops, rules.groups)
-        ops = adapted(ops, facts, count)
-        ops = recomputed(ops, facts, rules, schedule.keeps is not None)
-        return on_shards(ops, shards)
-
     replicas = []
     starts = itertools.accumulate(counts, initial=0)
     for r, (start, count) in enumerate(zip(starts, counts)):
-        if count:
-            replicas.append(
-                [
-                    op._replace(
-                        micro_batch=op.micro_batch + start,
-                        device=op.device + r * num_devices,
-                    )
-                    for op in lowered(schedule_of(count), count, remat)
-                ]
-            )
-    ops = offloaded(_in_turn(replicas), facts, remat)
-    return Program(ops, num_devices * len(counts), shards)
+        if not count:
+            continue
+        schedule = schedule_of(count)
+        ops: Sequence[Op] = schedule.ops
+        if remat.groups is not None:
+            ops = grouped(ops, remat.groups)
+        ops = adapted(ops, facts, count)
+        ops = recomputed(ops, facts, remat, schedule.keeps is not None)
+        replicas.append(
+            [
+                op._replace(
+                    micro_batch=op.micro_batch + start,
+                    device=op.device + r * num_devices,
+                )
+                for op in on_shards(ops, shards)
+            ]
+        )
+    every = offloaded(_in_turn(replicas), facts, remat)
+    return Program(every, num_devices * len(counts), shards)
 
 
 def _in_turn(replicas: list[list[Op]]) -> list[Op]:

@@ -253,8 +253,7 @@ def _tasks_of_text(
             if match is None:
                 raise ValueError(
                     f"`tasks` must be one of the letters {', '.join(kinds)} "
-                    "each, and its micro-batch or its cell and micro-batch, as "
-                    f"in F0 or F3.0. Received: {word!r} in {line!r}."
+                    f"each, as in F0 or F3.0. Received: {word!r} in {line!r}."
                 )
             letter, first, second, plus = match.groups()
             k, m = (device, first) if second is None else (first, second)
@@ -271,9 +270,8 @@ def _tasks_of_text(
     for task in keepers:
         if task.kind != "forward" or task[1:] in again:
             raise ValueError(
-                "A + must be at a forward task, which keeps what the backward "
-                "pass needs, and of which there is no recomputation. Received: "
-                f"one at {task}."
+                "A + must be at a forward task of which there is no "
+                f"recomputation. Received: one at {task}."
             )
     kept = frozenset(task[1:] for task in keepers) or None
     return [rows[device] for device in range(len(rows))], kept

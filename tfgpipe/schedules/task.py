@@ -154,9 +154,8 @@ def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
         listed = []
     if not listed or not all(listed):
         raise ValueError(
-            "`tasks` must be one list of tasks a device, none of them empty, "
-            "as in [[('forward', 0, 0), ('backward', 0, 0)]]. Received: "
-            f"tasks={tasks!r}."
+            "`tasks` must be one list of tasks a device, none of them empty. "
+            f"Received: tasks={tasks!r}."
         )
     return tuple(tuple(map(_checked, of_device)) for of_device in listed)
 
@@ -165,9 +164,8 @@ def _checked(task: Task) -> Task:
     k, m = as_integer(task.cell), as_integer(task.micro_batch)
     if task.kind not in SCHEDULED or k is None or m is None or min(k, m) < 0:
         raise ValueError(
-            f"`tasks` must be of the kinds {SCHEDULED}, with cells and "
-            "micro-batches that are integers from 0. Received: "
-            f"{tuple(task)!r}."
+            f"`tasks` must be of the kinds {SCHEDULED}, with integers from 0. "
+            f"Received: {tuple(task)!r}."
         )
     return Task(task.kind, k, m)
 
@@ -187,8 +185,7 @@ def places_of(tasks: tuple[tuple[Task, ...], ...]) -> Places:
             if devices.setdefault(task.cell, device) != device:
                 raise ValueError(
                     "`tasks` must have all tasks of a cell on one device. "
-                    f"Received: {_at(task, here)}, but others of this cell on "
-                    f"device {devices[task.cell]}."
+                    f"Received: {_at(task, here)}, others elsewhere."
                 )
             places[task] = here
     return places
@@ -210,12 +207,10 @@ def check_complete(
             needed.append("backward")
         if [kind for kind in has if kind != "recompute"] != needed:
             raise ValueError(
-                "`tasks` must have, for each of the "
-                f"{num_micro_batches} micro-batches in each of the "
-                f"{num_cells} cells, a forward and, to train, a backward, or "
-                "an input_gradient and a weight_gradient. Received: "
-                f"{', '.join(has) or 'nothing'} for micro-batch {m} in cell "
-                f"{k}."
+                "`tasks` must have, for each micro-batch in each cell, a "
+                "forward and, to train, a backward, or an input_gradient and "
+                f"a weight_gradient. Received: {', '.join(has) or 'nothing'} "
+                f"for micro-batch {m} in cell {k}."
             )
 
 

@@ -90,7 +90,6 @@ def test_bad_arguments_of_the_strategy_are_refused(arguments, parts):
             (
                 "must be left out in the scope of a strategy",
                 r"devices=\['CPU:4', 'CPU:5'\]",
-                "Pass them to `PipelineStrategy`",
             ),
         ),
         (
@@ -208,14 +207,14 @@ def test_devices_of_a_mirrored_strategy_become_those_of_replicas():
             3,
             ("`num_partitions` divides", "CPU:3", "num_partitions=3"),
         ),
-        (mirrored, 8, ("num_partitions=8", "Or name devices")),
+        (mirrored, 8, ("num_partitions=8", "Or name `devices`")),
         (mirrored, 0, ("`num_partitions` must be an integer",)),
         (
             tf.distribute.experimental.CentralStorageStrategy,
             1,
             ("`tf.distribute.MirroredStrategy`", "CentralStorageStrategy"),
         ),
-        (lambda: None, 1, ("Received: None", "Or name devices")),
+        (lambda: None, 1, ("Received: None", "Or name `devices`")),
     ],
 )
 def test_strategies_without_fitting_devices_are_refused(strategy, k, parts):

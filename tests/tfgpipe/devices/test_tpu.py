@@ -73,7 +73,7 @@ def test_replicas_are_cut_from_the_path(r, k):
 @pytest.mark.parametrize(
     ("r", "k", "message"),
     [
-        (3, 3, "number of cores of the TPU, 8. Received: 3 times 3"),
+        (3, 3, "number of cores, 8. Received: 3, 3"),
         (0, 3, "`num_replicas` must be an integer of at least 1"),
         (1, 2.0, "num_partitions=2.0"),
     ],
@@ -123,21 +123,17 @@ def test_assignment_of_tensorflows_strategy_is_taken_over(eight_cores, cls):
 @pytest.mark.parametrize(
     ("assignment", "received"),
     [
-        (None, "None of them"),
-        (tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3), "3 of them"),
+        (None, "Received: None"),
+        (tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3), "Received: 3"),
     ],
 )
 def test_strategy_that_does_not_say_which_cores_are_neighbours_is_refused(
     eight_cores, assignment, received
 ):
-    with pytest.raises(ValueError, match=received) as raised:
+    with pytest.raises(ValueError, match=f"{received}.*tpu_device_assignment"):
         tfgpipe.PipelineStrategy.from_strategy(
             tensorflows_strategy(assignment), num_partitions=2
         )
-    assert (
-        "`tfgpipe.TPUPipelineStrategy(tfgpipe.tpu_device_assignment(topology, "
-        "num_replicas, num_partitions))`"
-    ) in str(raised.value)
 
 
 def test_model_in_the_scope_of_tensorflows_strategy_is_refused(eight_cores):

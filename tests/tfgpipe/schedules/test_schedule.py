@@ -108,7 +108,7 @@ REFUSED = {
         [Task(*task) for task in ONE_EACH],
         ["one list of tasks a device"],
     ),
-    "pair": ([[(F, 0, 0), (B, 0)]], [r"as in \[\[\('forward', 0, 0\)"]),
+    "pair": ([[(F, 0, 0), (B, 0)]], [r"none of them empty"]),
     "kind": ([[(F, 0, 0), ("update", 0, 0)]], ["of the kinds", "'update', 0"]),
     "unhashable_kind": ([[([], 0, 0)]], ["of the kinds", r"\(\[\], 0, 0\)"]),
     "negative": ([[(F, 0, -1)]], ["integers from 0", r"'forward', 0, -1"]),
