@@ -248,11 +248,16 @@ class CellTasks:
         # results: dx, the packed dense sums, the slices of the sparse ones.
         def finish(results: list[Any]) -> tuple[Values, GradientSums]:
             dense, *slices = results[len(dx) :]
+            left = iter(slices)
+            flat = tf.nest.flatten(sparse, expand_composites=True)
+            filled = tf.nest.pack_sequence_as(
+                sparse,
+                [None if t is None else next(left) for t in flat],
+                expand_composites=True,
+            )
             gradients = [
                 gradient.of_micro_batch(m, indices)
-                for gradient, indices in zip(
-                    _filled(sparse, slices), self.part.indices
-                )
+                for gradient, indices in zip(filled, self.part.indices)
             ]
             if sums is not None:
                 gradients = [a.plus(b) for a, b in zip(sums.sparse, gradients)]
@@ -272,20 +277,15 @@ class CellTasks:
         taken = [t.ref() for t in cut.part.gradient_inputs]
         # Not before the gradients are there: they take memory.
         with tf.control_dependencies([values[r] for r in taken if r in values]):
-            return [
-                # Where rows are not known, TensorFlow may not know the shape.
-                tf.fill(
-                    weight.shape,
-                    tf.constant(
-                        d.dense.dtype.min
-                        if isinstance(d, gradient_sums.Replacement)
-                        else 0,
-                        d.dense.dtype,
-                    ),
-                )
-                for weight, d in zip(values[cut.weights], cut.part.dw)
-                if d.dense is not None
-            ]
+            sums = []
+            for weight, d in zip(values[cut.weights], cut.part.dw):
+                if d.dense is not None:
+                    kind = d.dense.dtype
+                    is_maximum = isinstance(d, gradient_sums.Replacement)
+                    first = tf.constant(kind.min if is_maximum else 0, kind)
+                    # TensorFlow may not know the shape of the gradient.
+                    sums.append(tf.fill(weight.shape, first))
+            return sums
 
     def input_gradient(self, values: Values, kept: Values) -> TaskCall:
         """Returns a task that computes gradients for earlier cells.
@@ -324,19 +324,6 @@ class CellTasks:
             total if d.dense is None else d._replace(dense=next(dense))
             for d, total in zip(self.functions.part.dw, sums.sparse)
         ]
-
-
-def _filled(
-    gradients: Sequence[Gradient], values: Sequence[tf.Tensor]
-) -> list[Gradient]:
-    """Returns gradients with these values for their tensors."""
-    left = iter(values)
-    flat = tf.nest.flatten(gradients, expand_composites=True)
-    return tf.nest.pack_sequence_as(
-        gradients,
-        [None if t is None else next(left) for t in flat],
-        expand_composites=True,
-    )
 
 
 class HeadTasks(CellTasks):

@@ -279,13 +279,7 @@ def settle_layers(
         for step in cell.steps:
             for part in (step.operation, *internals.flat_layers(step.layer)):
                 _set_home(part, cell.home)
-    sent = {
-        id(weight): cell.home
-        for cell in cells
-        if cell.is_stored_elsewhere
-        for weights in cell.weights_by_layer
-        for weight in weights
-    }
+    sent = {key: cell.home for cell in cells for key in cell.sent}
     parts = [part for la in layers for part in internals.flat_layers(la)]
     for part in parts:
         held: collections.Counter[str] = collections.Counter()

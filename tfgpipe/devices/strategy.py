@@ -214,15 +214,9 @@ class TPUPipelineStrategy(PipelineStrategy):
         self.device_assignment = device_assignment
         num_replicas = device_assignment.num_replicas
         num_partitions = device_assignment.num_cores_per_replica
-        super().__init__(
-            num_replicas,
-            num_partitions,
-            [
-                device_assignment.tpu_device(r, k)
-                for r in range(num_replicas)
-                for k in range(num_partitions)
-            ],
-        )
+        places = itertools.product(range(num_replicas), range(num_partitions))
+        devices = [device_assignment.tpu_device(*place) for place in places]
+        super().__init__(num_replicas, num_partitions, devices)
 
 
 def any_current() -> tf.distribute.Strategy | None:
@@ -365,10 +359,5 @@ def _path(topology: Any) -> np.ndarray:
         row = z * num_rows + (num_rows - 1 - y if z % 2 else y)
         return row, -x if row % 2 else x, core
 
-    return np.array(
-        [
-            c
-            for host in topology.device_coordinates
-            for c in sorted(host, key=place)
-        ]
-    )
+    hosts = topology.device_coordinates
+    return np.concatenate([sorted(host, key=place) for host in hosts])

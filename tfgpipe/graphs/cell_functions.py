@@ -347,10 +347,8 @@ def _work(op: tf.Operation, start: float, device_type: str) -> float:
     flops = operation_flops(op)
     if "Random" in op.type:
         flops *= _RANDOM_FLOPS
-    is_cpu = device_type == "CPU"
-    return (
-        start + moved + flops / (_CPU_FLOPS_A_BYTE if is_cpu else _FLOPS_A_BYTE)
-    )
+    rate = _CPU_FLOPS_A_BYTE if device_type == "CPU" else _FLOPS_A_BYTE
+    return start + moved + flops / rate
 
 
 # By the ends of an edge, how much may flow there besides.

@@ -227,7 +227,7 @@ def recomputed(
     ops: Sequence[Op],
     facts: Sequence[CellFacts],
     remat: Remat,
-    says_keeps: bool,
+    says_keeps: bool = False,
 ) -> list[Op]:
     """Notes what each forward pass keeps, and adds recomputations.
 
@@ -273,18 +273,14 @@ def on_shards(ops: Iterable[Op], shards: Mapping[int, Shard]) -> list[Op]:
         ops, lambda op: op.cell in shards and shards[op.cell].cells
     )
     for _, layer in layers:
-        on_devices = [
-            op._replace(device=shards[op.cell].device)
-            if op.cell in shards
-            else op
-            for op in layer
-        ]
-        moved += sorted(
-            on_devices,
-            key=lambda op: (
-                op.cell not in shards or not shards[op.cell].is_beside
-            ),
-        )
+        others: list[Op] = []
+        for op in layer:
+            shard = shards.get(op.cell)
+            if shard is not None:
+                op = op._replace(device=shard.device)
+            beside = shard is not None and shard.is_beside
+            (moved if beside else others).append(op)
+        moved += others
     return moved
 
 
