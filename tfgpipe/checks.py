@@ -33,11 +33,6 @@ def _problem(name: str, value: object, what: str) -> str:
     return f"`{name}` must be {what}. Received: {name}={value!r}."
 
 
-def count_problem(name: str, value: object) -> str:
-    """Says what is wrong with an argument that is no count."""
-    return _problem(name, value, "an integer of at least 1")
-
-
 def checked_counts(**counts: Any) -> list[int]:
     """Returns arguments as integers of Python's.
 
@@ -46,10 +41,10 @@ def checked_counts(**counts: Any) -> list[int]:
     >>> checked_counts(num_replicas=2, num_partitions=1)
     [2, 1]
     """
-    bad = [name for name, value in counts.items() if as_count(value) is None]
+    what = "an integer of at least 1"
+    bad = [(n, v) for n, v in counts.items() if as_count(v) is None]
     if bad:
-        problems = [count_problem(name, counts[name]) for name in bad]
-        raise ValueError("\n".join(problems))
+        raise ValueError("\n".join(_problem(*item, what) for item in bad))
     return [operator.index(value) for value in counts.values()]
 
 
@@ -94,8 +89,7 @@ def checked_amount(name: str, value: object, what: str) -> float:
     """
     if is_amount(value):
         return float(value)
-    what = f"a finite number from 0, {what}"
-    raise ValueError(_problem(name, value, what))
+    raise ValueError(_problem(name, value, f"a finite number from 0, {what}"))
 
 
 def checked_positive(name: str, value: object, what: str) -> float:
@@ -108,8 +102,7 @@ def checked_positive(name: str, value: object, what: str) -> float:
     """
     if is_amount(value) and float(value) > 0:
         return float(value)
-    what = f"a positive, finite number, {what}"
-    raise ValueError(_problem(name, value, what))
+    raise ValueError(_problem(name, value, f"a finite number above 0, {what}"))
 
 
 def checked_path(name: str, value: Any) -> pathlib.Path:

@@ -47,14 +47,12 @@ def explained(
             with around(), setting(_in_call, True):
                 return function(*args)
         except tf.errors.CancelledError as error:
-            raise tf.errors.CancelledError(
-                error.node_def,
-                error.op,
-                "A layer failed on one device, and TensorFlow cancelled the "
-                "others. The cause is in its log, unless TF_CPP_MIN_LOG_LEVEL "
-                "hides it; `compile(run_eagerly=True)` raises it. Received: "
-                f"{error.message}",
-            ) from error
+            cause = (
+                "A layer failed on another device: TensorFlow's log says how, "
+                "and `compile(run_eagerly=True)` raises it. Received: "
+            )
+            text = f"{cause}{error.message}"
+            raise type(error)(error.node_def, error.op, text) from error
         except tf.errors.OpError as error:
             # Equal cells run operations of one name.
             for layer in _LAYER.findall(error.message)[-1:]:  # the innermost

@@ -56,9 +56,12 @@ LSTM = kl.LSTM(3, stateful=True, name="r")
         ([*dense(), keras.Input((3,))], ["after at most a `ker", "index 4"]),
         ([A, kl.ReLU(name="a")], ["must have different names", "['a']"]),
         ([(A, float("inf"))], ["`cost` of layer 'a' must be", "inf"]),
-        ([NORM], ["'r' with renorm=True", "num_micro_batches=2"]),
+        ([NORM], ["'r' with renorm=True", "num_micro_batches=1"]),
         ([LSTM], ["'r' with stateful=True", "Make the states inputs"]),
-        ([recomputed("r")], ["'r' with a `keras.RematScope`", "Choose what"]),
+        (
+            [recomputed("r")],
+            ["'r' with a `keras.RematScope`", "Choose `remat`"],
+        ),
     ],
 )
 def test_layers_are_refused(items, parts):

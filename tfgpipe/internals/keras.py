@@ -16,6 +16,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
@@ -83,6 +84,10 @@ compile_arguments = operator.attrgetter("_compile_config.config")
 # The metrics that are attributes of a model itself, not of its layers. Whether
 # Keras's steps tell a model whether it is trained.
 held_metrics = operator.attrgetter("_metrics")
+# The first of `model.metrics`: all but the layers'. Forgets what a layer, and
+# those inside, have added to the loss.
+own_metrics = operator.methodcaller("_get_own_metrics")
+forget_losses = operator.methodcaller("_clear_losses")
 takes_training = operator.attrgetter("_call_has_training_arg")
 # The variables for which an optimizer was built.
 trained_by = operator.attrgetter("_trainable_variables")
@@ -301,7 +306,7 @@ def is_trained(variable: keras.Variable) -> bool:
 
 def of_shape(
     variable: keras.Variable, shape: Any
-) -> contextlib.AbstractContextManager[None]:
+) -> AbstractContextManager[None]:
     """Inside, a variable says that it has another shape."""
     return replaced(variable, "_shape", tuple(shape))
 
@@ -361,9 +366,7 @@ def move_variable(variable: keras.Variable) -> None:
         variable._value = before
 
 
-def _as_made(
-    variable: keras.Variable,
-) -> contextlib.AbstractContextManager[None]:
+def _as_made(variable: keras.Variable) -> AbstractContextManager[None]:
     """Inside, storage is made as if nothing were frozen or unfrozen since."""
     return replaced(variable, "_trainable", is_watched(variable))
 
@@ -491,21 +494,9 @@ def build_losses_and_metrics(
         loss.build(y, y_pred)  # twice, it would show each output's loss twice
 
 
-def own_metrics(model: keras.Model) -> list[keras.Metric]:
-    """The first of `model.metrics`: all but the layers'."""
-    return model._get_own_metrics()
-
-
-def compute_loss(
-    model: keras.Model,
-    x: Nest,
-    y: Nest,
-    y_pred: Nest,
-    sample_weight: Nest,
-    training: bool,
-) -> Any:
+def compute_loss(model: keras.Model, *data: Nest, training: bool) -> Any:
     """`compute_loss`, also where an override takes no `training`."""
-    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+    return model._compute_loss(*data, training=training)
 
 
 @contextlib.contextmanager
@@ -625,9 +616,7 @@ def metric_calls(
 
 def metric_function(metric: keras.metrics.Metric) -> Callable | None:
     """The function that a `MeanMetricWrapper` averages, or None."""
-    if isinstance(metric, keras.metrics.MeanMetricWrapper):
-        return metric._fn
-    return None
+    return getattr(metric, "_fn", None)
 
 
 def function_arguments(wrapper: Any) -> dict[str, Any]:
@@ -636,9 +625,7 @@ def function_arguments(wrapper: Any) -> dict[str, Any]:
 
 
 # -------------------------------------------------------- batch normalization
-def recording_moments(
-    record: Callable[..., None],
-) -> contextlib.AbstractContextManager[None]:
+def recording_moments(record: Callable) -> AbstractContextManager[None]:
     """Inside, `BatchNormalization`s tell their moments, as they compute them.
 
     `record` is called as `record(layer, inputs, mask, mean, variance)`.
@@ -758,15 +745,11 @@ class SymbolicCall(NamedTuple):
 
     Attributes:
         operation: What was called.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
         inputs: The tensors it took, without the masks that Keras found.
         outputs: Those it returned, flat.
     """
 
     operation: keras.Operation
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     inputs: list[keras.KerasTensor]
     outputs: list[keras.KerasTensor]
 
@@ -794,14 +777,8 @@ def graph_calls(model: keras.Model) -> list[SymbolicCall]:
 
 def _calls(nodes: Iterable[Any]) -> list[SymbolicCall]:
     return [
-        SymbolicCall(
-            node.operation,
-            node.arguments.args,
-            node.arguments.kwargs,
-            _given_by_user(node),
-            list(node.outputs),
-        )
-        for node in nodes
+        SymbolicCall(n.operation, _given_by_user(n), [*n.outputs])
+        for n in nodes
     ]
 
 
@@ -926,11 +903,6 @@ def remat_mode(layer: keras.layers.Layer) -> object:
     return getattr(layer, "_remat_mode", None)
 
 
-def forget_losses(layer: keras.layers.Layer) -> None:
-    """Forgets what a layer, and those inside, have added to the loss."""
-    layer._clear_losses()
-
-
 @contextlib.contextmanager
 def noting_losses(
     layers: Sequence[keras.layers.Layer],
@@ -1033,7 +1005,7 @@ def _wraps(function: Any, method: Any, thing: Any) -> bool:
     return is_keras(function) and wrapped == method.__get__(thing)
 
 
-def names_kept() -> contextlib.AbstractContextManager[None]:
+def names_kept() -> AbstractContextManager[None]:
     """Keras names what is made afterwards as if nothing were made inside."""
     key = "object_name_uids"
     before = _global_state.get_global_attribute(key)
@@ -1112,11 +1084,6 @@ def first_data(epoch_iterator: Any) -> Any:
         return None
 
 
-def element_spec(epoch_iterator: Any) -> Any:
-    """The structure of `tf.TensorSpec` that an epoch's dataset yields."""
-    return epoch_iterator._get_iterator().element_spec
-
-
 class HoldingModel(keras.Model):
     """A model that may hold more than its layers, as a functional model may."""
 
@@ -1154,16 +1121,9 @@ def direct_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-_parts = _saving._walk_saveable
-
-
-def saved_parts(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Returns the attributes that Keras looks into to save a model.
-
-    With their names, and in the order of a file, which has of them what can be
-    saved.
-    """
-    return _parts(model)
+# The attributes that Keras looks into to save a model, with their names, and in
+# the order of a file, which has of them what can be saved.
+saved_parts = _saving._walk_saveable
 
 
 def save_by(
@@ -1175,7 +1135,7 @@ def save_by(
     """
 
     def walk(saved: Any) -> Iterator[tuple[str, Any]]:
-        return parts(saved) if isinstance(saved, cls) else _parts(saved)
+        return parts(saved) if isinstance(saved, cls) else saved_parts(saved)
 
     _saving._walk_saveable = walk
 
@@ -1201,11 +1161,11 @@ class BuiltBeforeTracing(keras.Model):
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        self.note_data(
-            first_data(iterator) if data_batch is None else data_batch
-        )
         if data_batch is None:
-            data_batch = element_spec(iterator)
+            self.note_data(first_data(iterator))
+            data_batch = iterator._get_iterator().element_spec
+        else:
+            self.note_data(data_batch)
         self.build_for(data_batch)
 
     def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:

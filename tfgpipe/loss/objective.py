@@ -99,11 +99,10 @@ class Objective:
         y_pred = self.model.built_for("a step").output_spec
         why = loss_obstacle(self.model, y, y_pred, sample_weight)
         raise ValueError(
-            f"{expected} where the loss needs the outputs of the whole "
-            "mini-batch. Received: a loss that does not add up over rows: "
-            f"{why or 'the model or the optimizer changes it'}. Pass a loss "
-            "class of Keras, or say `is_row_wise = True` in one whose `call` "
-            "returns a value for each row."
+            f"{expected} where a loss does not add up over rows. Received: "
+            f"{why or 'one that the model or the optimizer changes'}. Pass a "
+            "loss class of Keras, or say `is_row_wise = True` in one whose "
+            "`call` returns a value for each row."
         )
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
@@ -255,10 +254,7 @@ class SummedLoss(Objective):
             losses = [sum(weighted)] if sums else []
             losses += [tf.reduce_sum(v) for v in others]
             if not losses:
-                raise ValueError(
-                    "No loss to compute. Provide a `loss` argument in "
-                    "`compile()`."
-                )
+                raise ValueError("No loss to compute: `compile` with a `loss`.")
             total = keras.ops.sum(losses) if len(losses) > 1 else losses[0]
             scale = self._scaled(tf.ones([], total.dtype))
         if self.training:
@@ -360,10 +356,6 @@ class WholeMiniBatchLoss(Objective):
             self.start(run)
         return self._total
 
-    def _trained(self) -> list[keras.Variable]:
-        variables = self.model.trainable_variables
-        return [v for v in variables if internals.is_trained(v)]
-
     def _differentiated(
         self,
         batch: MiniBatch,
@@ -375,7 +367,7 @@ class WholeMiniBatchLoss(Objective):
         `handed_out` are outputs of the whole mini-batch and their attributes,
         `extra` the losses of layers.
         """
-        x, y, sample_weight = self.data
+        x, y, weight = self.data
         # One that is there twice has a gradient of its own for each place.
         handed_out = [None if t is None else tf.identity(t) for t in handed_out]
         outputs = [t for t in handed_out if is_continuous(t)]
@@ -391,13 +383,9 @@ class WholeMiniBatchLoss(Objective):
                 self.model.replaced_losses([*extra, *values]),
                 internals.refusing_added_losses(self.model, _refuse_losses),
             ):
+                data = x, y, batch.nest(handed_out), weight
                 total = internals.compute_loss(
-                    self.model,
-                    x,
-                    y,
-                    batch.nest(handed_out),
-                    sample_weight,
-                    self.training,
+                    self.model, *data, training=self.training
                 )
             scaled = self._scaled(total) if self.training else None
         if not self.training:
@@ -416,8 +404,6 @@ class WholeMiniBatchLoss(Objective):
 def _refuse_losses(layer: keras.layers.Layer) -> None:
     """Refuses a read of the losses of one layer, which a cell returned."""
     raise ValueError(
-        "`compute_loss` must take what layers add to the loss from "
-        "`self.losses` of the model, which are those of the mini-batch. "
-        f"Received: a read of the losses of layer '{layer.name}', which adds "
-        "some by `add_loss` or an `activity_regularizer`. Use `self.losses`."
+        "`compute_loss` must take what layers add to the loss from the "
+        f"model's `self.losses`. Received: a read of layer '{layer.name}''s."
     )

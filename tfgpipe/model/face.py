@@ -274,8 +274,7 @@ class Face(internals.HoldingModel):
         """Returns what `build` has found; `what` needs it, for the error."""
         if self._built is None:
             raise error(
-                f"`{what}` needs a model that is built. Received: "
-                f"'{self.name}', which has seen no data. Call "
+                f"`{what}` needs a model that is built. Call "
                 "`model.build(input_shape)` first."
             )
         return self._built

@@ -217,9 +217,8 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         for method in ("call", "__call__"):
             if getattr(type(self), method) is not getattr(GPipe, method):
                 raise TypeError(
-                    f"A subclass of `GPipe` must not override `{method}`. "
-                    f"Received: {type(self).__name__}. Put what it does into a "
-                    "layer of the list."
+                    f"`{type(self).__name__}` must not override `{method}`. "
+                    "Put what it does into a layer."
                 )
         super().__init__(
             arguments, strategy, num_micro_batches is None, name=name, **kwargs
@@ -294,15 +293,13 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         Raises:
             ValueError: If the `GPipe` was not made of a task or a backbone.
         """
-        checked_path("preset_dir", preset_dir)
+        folder = str(checked_path("preset_dir", preset_dir))
         self._check_storage()
         model = self._source.model
         if not hasattr(model, "save_to_preset"):
             raise ValueError(
-                "`save_to_preset` needs a `GPipe` of a task or a backbone of "
-                f"KerasHub. Received: '{self.name}'."
+                "`save_to_preset` needs a task or a backbone of KerasHub."
             )
-        folder = os.fspath(preset_dir)
         model.save_to_preset(folder, max_shard_size=max_shard_size)
 
     def generate(
@@ -344,8 +341,7 @@ class GPipe(Saving, Rehearsals, OwnSteps):
         generation = self._notes.generation
         if generation is None:
             raise ValueError(
-                "`generate` needs a `GPipe` of a task of KerasHub that has a "
-                f"`generate_step`. Received: '{self.name}'."
+                "`generate` needs a task of KerasHub with a `generate_step`."
             )
         if num_groups is not None:
             (num_groups,) = checked_counts(num_groups=num_groups)

@@ -27,8 +27,7 @@ def _refuse_tapes(*_: Any) -> None:
     """Is called where a tape differentiates what has gone forward and back."""
     raise ValueError(
         "What `loss_and_gradients` returns must not be differentiated by a "
-        "tape: take the gradients that it returns. For others, call the model "
-        "inside the tape, `model(x, training=True)`, layer by layer."
+        "tape. Call the model inside the tape, `model(x, training=True)`."
     )
 
 
@@ -181,8 +180,7 @@ class OwnSteps(TrainingSteps):
         """Runs Keras's own step, on the whole mini-batch, for debugging."""
         if self._notes.skips is not None:
             raise ValueError(
-                "`skip_nonfinite` needs steps that are graphs. Received: "
-                "run_eagerly=True. Leave one of them out."
+                "`skip_nonfinite` must be left out with run_eagerly=True."
             )
         with failures.setting(in_pipeline, True):
             if hasattr(keras.Model, name):

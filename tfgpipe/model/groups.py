@@ -85,9 +85,8 @@ def grouped_cells(
             of_shards = [s for s in steps if id(s.operation) in shards]
             if head_parts > 1 and of_shards:
                 raise ValueError(
-                    "`head_parts` must be 1 where a layer of the head has "
-                    f"`shards`. Received: head_parts={head_parts} and shards "
-                    f"of {[step.section.name for step in of_shards]}."
+                    "`head_parts` must be 1 where layers of the head have "
+                    f"`shards`: {[step.section.name for step in of_shards]}."
                 )
             for together, layer in apart(steps, shards, has_before, is_end):
                 index = len(cells)
@@ -169,10 +168,10 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
             }
             raise ValueError(
                 "`shards` must name layers that the model calls, of "
-                f"{WITH_COLUMNS}, without quantisation, and of at least as "
-                f"many columns. Received: {name!r}: {given!r}. Those that "
-                f"have columns: {sorted(have)}. A subclass that keeps Keras's "
-                "`call` may say `is_column_wise = True`."
+                f"{WITH_COLUMNS}, not quantised, with as many columns: of "
+                f"{sorted(have)}; or of a subclass that keeps Keras's `call` "
+                "and says `is_column_wise = True`. Received: "
+                f"{name!r}: {given!r}."
             )
         by_layer |= dict.fromkeys(named, given)
     return by_layer
@@ -246,23 +245,13 @@ def tell_of_large(
     waiting = 1 - 1 / max(1.0, share * num_devices)
     if waiting <= _WAITING or sum(source.flops) < _FEW_FLOPS:
         return
-    count = min(num_devices, num_columns(step.operation, num_devices))
-    if (
-        count > 1
-        and arguments.head_parts == 1
-        and not names.only_compiles(arguments.devices)
-        and id(step.operation) not in sharded(arguments)
-    ):
-        shards = {**arguments.shards, step.section.name: count}
-        cure = f"shards={shards}"
-    else:
-        # So many devices do not wait so long.
-        fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
-        cure = f"num_partitions={fewer}"
+    # So many devices do not wait so long.
+    fewer = max(1, math.floor(1 / (share * (1 - _WAITING))))
     failures.warn(
         f"With num_partitions={arguments.num_partitions}, devices wait for "
         f"layer '{step.layer.name}' for {waiting:.0%} of a step, as it has "
-        f"{share:.0%} of the cost of all layers: pass {cure}."
+        f"{share:.0%} of the cost of all: pass num_partitions={fewer}, or "
+        "`shards` for a layer that has columns."
     )
 
 

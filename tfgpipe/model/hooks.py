@@ -215,33 +215,29 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
     @base
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""
-        if self._is_to_be_made("train", force):
-            self._arguments.check_training()
-            super().make_train_function(force)
-            self.train_function = self._explained(self.train_function)
+        self._make("train", super().make_train_function, force)
         self._warn_of_waiting()
 
     @base
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
-        if self._is_to_be_made("test", force):
-            super().make_test_function(force)
-            self.test_function = self._explained(self.test_function)
+        self._make("test", super().make_test_function, force)
 
     @base
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
-        if self._is_to_be_made("predict", force):
-            super().make_predict_function(force)
-            self.predict_function = self._explained(self.predict_function)
+        self._make("predict", super().make_predict_function, force)
 
-    def _is_to_be_made(self, kind: str, force: bool) -> bool:
+    def _make(self, kind: str, make: Callable, force: bool) -> None:
         self._check_storage()
         self._check_scope()
-        is_made = getattr(self, f"{kind}_function") is not None
-        if force or not is_made:
+        name = f"{kind}_function"
+        if force or getattr(self, name) is None:
             self._notes.functions.pop(kind, None)
-        return force or not is_made
+            if kind == "train":
+                self._arguments.check_training()
+            make(force)
+            setattr(self, name, self._explained(getattr(self, name)))
 
     def train_function_of(self, train_step: Callable) -> Callable:
         """Returns what `fit` would call with a batch, by this training step.
@@ -315,12 +311,10 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         """Refuses strategies that the model does not know of."""
         strategy, known = strategy_lib.any_current(), self._strategy
         if strategy not in (None, known):
-            made_in = "no scope" if known is None else f"that of {known}"
             raise ValueError(
                 "A `GPipe` must be used in the scope in which it was made, or "
-                f"in none. Received: the scope of {strategy}, and a model that "
-                f"was made in {made_in}. Leave the scope, and do without the "
-                f"strategy's `run`. {strategy_lib.INSTEAD}"
+                f"in none. Received: the scope of {strategy}, and a model made "
+                f"in that of {known}. {strategy_lib.INSTEAD}"
             )
 
     def prepare(
@@ -354,16 +348,14 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         num_devices = len({*self._arguments.grid[0]})
         if m > 1 and self._arguments.has_only_device:
             failures.warn(
-                f"Nothing is pipelined: {self.devices[0]!r} trains all "
-                f"layers, and {m} micro-batches one after the other. "
+                f"Nothing is pipelined: {self.devices[0]!r} trains all layers. "
                 f"{names.why_no_more()} Pass num_partitions=1 if you want "
                 f"that, to save memory; {names.SPLIT_CPU}."
             )
         elif self._has_default_m and num_devices > 1:
             failures.warn(
-                f"Devices wait for each other: {num_devices} of them train one "
-                "micro-batch, the default of `num_micro_batches`. Pass "
-                f"num_micro_batches={4 * num_devices}, say; or "
+                f"Devices wait for each other: {num_devices} train one micro-"
+                f"batch. Pass num_micro_batches={4 * num_devices}, say; or "
                 "num_micro_batches=1 if it is their memory that you want."
             )
 
@@ -449,9 +441,8 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             return
         notes.is_warned_of_tape = True
         failures.warn(
-            f"Nothing is pipelined: '{self.name}' is called inside a gradient "
-            "tape, layer after layer. Call its `fit`, or take gradients from "
-            "its `loss_and_gradients(x, y, sample_weight)` in your step."
+            f"Nothing is pipelined: '{self.name}' is called inside a tape. Use "
+            "its `fit`, or its `loss_and_gradients(x, y, sample_weight)`."
         )
 
     def cast_inputs(self, x: Nest) -> Any:

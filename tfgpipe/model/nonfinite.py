@@ -24,6 +24,7 @@ where data of loss spikes are skipped by hand.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -291,14 +292,11 @@ class Guard:
         applies the gradients; for the others see `look`.
         """
         self.look(loss, pairs, assigned)
-
-        def lower() -> None:
-            internals.lower_loss_scale(optimizer)
-
+        lower = functools.partial(internals.lower_loss_scale, optimizer)
         tf.cond(
             self._applies,
             update,
-            lambda: tf.cond(self._is_finite, _do_nothing, lower),
+            lambda: tf.cond(self._is_finite, lambda: None, lower),
         )
 
     def end(self) -> dict[str, tf.Tensor]:
@@ -313,9 +311,5 @@ class Guard:
                 with tf.device(variable.value.device):
                     variable.assign(value)
 
-        tf.cond(self._applies, _do_nothing, put_back)
+        tf.cond(self._applies, lambda: None, put_back)
         return self._skips.add(self._is_finite, self._is_outlier)
-
-
-def _do_nothing() -> None:
-    """Is a branch of `tf.cond` without operations."""

@@ -86,8 +86,7 @@ class OwnStep:
         if self._graph is None or internals.current_graph() is not self._graph:
             raise ValueError(
                 "`skip_nonfinite` needs a `train_step` that is one graph. "
-                "Received: a call of `loss_and_gradients` or an optimizer in "
-                "a branch, a loop or a function of it, or eagerly."
+                "Received: one that trains in a branch, a loop or eagerly."
             )
 
     def _apply(
@@ -109,9 +108,9 @@ class OwnStep:
         if self.is_unscaled and internals.scales_loss(optimizer):
             failures.warn(
                 "Gradients of `loss_and_gradients` must be scaled for an "
-                "optimizer that divides them by its scale. Received: "
-                f"{type(optimizer).__name__}. Apply `optimizer.scale_loss("
-                "gradient)`, or compile with auto_scale_loss=False."
+                f"optimizer that divides them, as {type(optimizer).__name__}: "
+                "apply `optimizer.scale_loss(gradient)`, or compile with "
+                "auto_scale_loss=False."
             )
         if self.guard is not None:
             self.check_graph()
@@ -180,8 +179,7 @@ def _extending(name: str, method: Any) -> Callable:
             result = method(self, *args, **kwargs)
         if self._notes.base_calls[name] == before:
             raise TypeError(
-                f"`{name}` of a subclass of `GPipe` must call that of `GPipe`. "
-                f"Received: {method.__qualname__}. Call `super().{name}(...)`. "
+                f"`{method.__qualname__}` must call `super().{name}(...)`. "
                 "A loss of your own belongs in `compute_loss`; a training step "
                 "of your own gets gradients by `self.loss_and_gradients`."
             )

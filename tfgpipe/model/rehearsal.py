@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
@@ -197,15 +198,11 @@ class Rehearsals(TrainingSteps):
             self._built = dataclasses.replace(built, cells=cells)
             yield
 
-    def tried_by(
-        self, trial: Trial | None
-    ) -> contextlib.AbstractContextManager[None]:
+    def tried_by(self, trial: Trial | None) -> AbstractContextManager[None]:
         """Inside, a trial, or none, tries the model when a step is traced."""
         return internals.replaced(self, "_trial", trial)
 
-    def telling_gradients(
-        self, tell: Callable[[list[tuple[Any, keras.Variable]]], None]
-    ) -> contextlib.AbstractContextManager[None]:
+    def telling_gradients(self, tell: Callable) -> AbstractContextManager[None]:
         """Inside, training steps tell the gradients that they apply.
 
         `tell` is called with pairs of a gradient, or None, and its weight.

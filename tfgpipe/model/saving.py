@@ -97,9 +97,8 @@ def load_model(
         model = keras.saving.load_model(path, **of_keras)
     if not isinstance(model, Saving):
         raise ValueError(
-            f"`path` must hold a `tfgpipe.GPipe`. Received: path={path!r}, "
-            f"which holds a {type(model).__name__}: load it with "
-            "`keras.saving.load_model`."
+            f"`path` must hold a `tfgpipe.GPipe`. Received: path={path!r}, of "
+            f"a {type(model).__name__}. Use `keras.saving.load_model`."
         )
     return model
 
@@ -174,8 +173,7 @@ class Saving(Hooks):
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             raise ValueError(
-                "`filepath` must end in '.keras', as Keras cannot load a "
-                f"`GPipe` from HDF5. Received: {str(filepath)!r}."
+                f"`filepath` must end in '.keras'. Received: {filepath!r}."
             )
         with written_whole(filepath, overwrite) as path:
             super().save(path, overwrite, zipped, **kwargs)
@@ -309,8 +307,7 @@ class Saving(Hooks):
         """
         if checked_bool("devices", devices) and format != "tf_saved_model":
             raise ValueError(
-                "`devices=True` needs the format 'tf_saved_model'. Received: "
-                f"format={format!r}."
+                f"`devices=True` needs 'tf_saved_model'. Received: {format!r}."
             )
         if input_signature is None and self._built is not None:
             spec = self._built.input_spec

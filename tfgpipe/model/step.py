@@ -314,10 +314,9 @@ class TrainingSteps(Hooks):
         changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
         if changed and not updates_slices_alike(self.optimizer):
             warnings.warn(
-                f"The optimizer {type(self.optimizer).__name__} also moves "
-                f"rows of '{changed[0].path}' that were not looked up, as XLA "
-                f"compiles all on {changed[0].value.device}. Put that cell on "
-                "another device, or train with SGD or Lion.",
+                f"{type(self.optimizer).__name__} also moves rows of "
+                f"'{changed[0].path}' that were not looked up, as XLA compiles "
+                "it. Train with SGD or Lion, or on another device.",
                 stacklevel=3,
             )
         if self._notes.tell_gradients is not None:
@@ -384,8 +383,7 @@ class TrainingSteps(Hooks):
         if (pending or added) and (layer := internals.adding_layer(self)):
             raise ValueError(
                 "`self.losses` must be read before layers are called that add "
-                f"to them. Received: a call of layer '{layer.name}' beside the "
-                "pipeline's."
+                f"to them. Received: a call of layer '{layer.name}'."
             )
         if pending is not None:
             return [*pending, *internals.added_losses(self)]

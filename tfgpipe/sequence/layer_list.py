@@ -23,7 +23,6 @@ from tfgpipe import internals
 from tfgpipe.cells import LayerCall
 from tfgpipe.checks import is_amount
 from tfgpipe.internals import Nest, SymbolicCall
-from tfgpipe.partition import partition
 from tfgpipe.sequence.steps import Source, called_model, cost_problem
 
 
@@ -46,8 +45,8 @@ class LayerList(Source):
         start = 0 if self.input_spec is None else 1  # of the first layer
         if not left[start:]:
             self.problems.append(
-                "`layers` must be a list of at least one Keras layer, as for "
-                f"`keras.Sequential`. Received: layers={items!r}."
+                "`layers` must be a list of at least one Keras layer. "
+                f"Received: layers={items!r}."
             )
         for index, item in enumerate(left[start:], start):
             self._add(index, item)
@@ -58,8 +57,8 @@ class LayerList(Source):
         doubles = {la.name for la in self.layers if by_name[la.name] is not la}
         if doubles:
             self.problems.append(
-                "`layers` must have different names. Received: several layers "
-                f"named {sorted(doubles)}."
+                "`layers` must have different names. Received: several of "
+                f"{sorted(doubles)}."
             )
         if self.problems:
             return
@@ -67,9 +66,8 @@ class LayerList(Source):
             first = first.output
         if problem := _break_in(self.layers, first, start):
             self.problems.append(
-                "`layers` must be a chain: each layer is called on what the "
-                f"one before returns. Received: {problem}. Pass the functional "
-                "model itself, `keras.Model(inputs, outputs)`."
+                f"`layers` must be a chain. Received: {problem}. Pass the "
+                "functional model itself, `keras.Model(inputs, outputs)`."
             )
 
     def call(self, x: Nest, training: bool | None) -> Any:
@@ -91,17 +89,6 @@ class LayerList(Source):
             for layer in self.layers:
                 spec = layer(spec)
         return spec
-
-    def cut(
-        self,
-        costs: Sequence[float],
-        num_partitions: int,
-        regions: Sequence[int] | None = None,
-    ) -> list[int]:
-        """Returns the number of layers, or of steps, of each cell."""
-        if len(costs) == len(self.layers):
-            return partition(costs, num_partitions)
-        return super().cut(costs, num_partitions, regions)
 
     def config(self) -> dict[str, Any]:
         """Returns the layers as plain values, each once, and their order.
@@ -196,10 +183,7 @@ def _break_in(
         calls = internals.symbolic_calls(layer)
         following = [call for call in calls if follows(call)]
         if calls and not following:
-            return (
-                f"layer '{layer.name}' at index {i}, which was called on other "
-                "tensors"
-            )
+            return f"'{layer.name}' at index {i}, called on other tensors"
         taken |= {key for call in calls for key in _ids(call.inputs)}
         before = following
 

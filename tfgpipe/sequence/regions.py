@@ -60,23 +60,17 @@ def region_bounds(
         devices: Names of the devices that compute.
     """
     m = num_micro_batches
-    sizes = [
-        n
-        for spec in tree.flatten(input_spec)
-        if spec is not None
-        for n in spec.shape[1:]
-    ]
-    likely = LIKELY_ROWS / m * (_LIKELY_SIZE if None in sizes else 1)
+    specs = [spec for spec in tree.flatten(input_spec) if spec is not None]
+    is_open = any(None in spec.shape[1:] for spec in specs)
+    likely = LIKELY_ROWS / m * (_LIKELY_SIZE if is_open else 1)
     least = _LEAST_FLOPS
     if names.device_types(devices) != ["CPU"]:
         least = _LEAST_FLOPS_ON_ACCELERATORS
     bounds: set[int] = set()
     for repeat in source.repeats:
         block = slice(repeat.start, repeat.start + repeat.size)
-        held = (
-            m * source.live_bytes[repeat.start],
-            sum(source.made_bytes[block]),
-        )
+        inputs = m * source.live_bytes[repeat.start]
+        held = inputs, sum(source.made_bytes[block])
         several = blocks_of_region(
             repeat,
             least / max(likely * sum(source.flops[block]), 1),

@@ -139,19 +139,16 @@ def _problems(model: keras.Model) -> list[str]:
     """Returns errors of inputs that a pipeline cannot take."""
     problems = []
     # Layers with a state for each row ask for their number, and are refused.
-    is_stateful = any(
-        getattr(layer, "stateful", False) is True
-        for layer in internals.flat_layers(model)
-    )
+    layers = internals.flat_layers(model)
+    is_stateful = any(getattr(la, "stateful", 0) is True for la in layers)
     for tensor in model.inputs:
         has_rows = not tensor.shape or tensor.shape[0] is not None
         is_sparse = tensor.sparse or tensor.ragged
         if is_sparse or (has_rows and not is_stateful):
             problems.append(
                 "The inputs of a model must be dense, and take batches of any "
-                f"size. Received: the input '{tensor.name}' of model "
-                f"'{model.name}', of shape {tensor.shape}"
-                f"{', sparse or ragged' if is_sparse else ''}."
+                f"size. Received: input '{tensor.name}', of shape "
+                f"{tensor.shape}{', sparse or ragged' if is_sparse else ''}."
             )
     return problems
 
@@ -177,9 +174,8 @@ def source_of(layers: Any) -> Source:
     model = calls[0].source
     if [*map(id, calls)] != [*map(id, model.calls)]:
         raise ValueError(
-            f"`layers` must hold all {len(model.calls)} calls of model "
-            f"'{model.model.name}' that `layers_of` returned, in that order. "
-            f"Received: {len(calls)} of them."
+            f"`layers` must hold all {len(model.calls)} calls that `layers_of` "
+            f"returned, in that order. Received: {len(calls)} of them."
         )
     with_costs = copy.copy(model)
     with_costs.costs = [cost for _, cost in pairs]
@@ -233,24 +229,19 @@ def _check_model(model: keras.Model) -> None:
     if _has_own_call(model) and model.activity_regularizer is not None:
         raise ValueError(
             "A model must have no `activity_regularizer` of its own. Received: "
-            f"{received} with one. Add what it says by `self.add_loss` in its "
-            "`call`, divided by the number of rows."
+            f"{received}. Add it by `self.add_loss`, divided by the rows."
         )
     if overridden := _overridden(model):
         raise ValueError(
             f"A model must be trained in Keras's way. Received: {received} "
             f"that overrides {', '.join(overridden)}. Override them in a "
-            "subclass of `tfgpipe.GPipe`, in which a step calls its base's, "
-            "and pass a model without them."
+            "subclass of `tfgpipe.GPipe` instead."
         )
-
-
-_PREPARES = "preprocess_samples"
 
 
 def is_task(model: keras.Model | None) -> bool:
     """Returns whether a model is a task of KerasHub."""
-    return hasattr(model, _PREPARES)
+    return hasattr(model, "preprocess_samples")
 
 
 def prepares_data(model: keras.Model | None) -> bool:
@@ -297,8 +288,8 @@ def layers_of(model: keras.Model) -> list[Any]:
         return _items(model)
     if source is None or not source.is_functional:
         raise ValueError(
-            "`model` must be a functional `keras.Model`, or a "
-            f"`keras.Sequential`. Received: model={model!r}."
+            "`model` must be a functional `keras.Model` or a `Sequential`. "
+            f"Received: model={model!r}."
         )
     return [*source.calls]
 
@@ -362,28 +353,16 @@ def check_supported(
     for layer in (i for la in layers for i in internals.flat_layers(la)):
         reason = None
         if is_split and getattr(layer, "renorm", False) is True:
-            reason = (
-                "renorm=True, which normalises by its moving statistics, and "
-                f"num_micro_batches={num_micro_batches} in {num_replicas} "
-                "replicas. Pass renorm=False, or num_micro_batches=1 and no "
-                "replicas."
-            )
+            reason = "renorm=True. Pass renorm=False, or num_micro_batches=1."
         elif num_replicas > 1 and is_synchronized(layer):
-            reason = (
-                "synchronized=True, which takes moments over replicas, and "
-                f"{num_replicas} replicas. Pass synchronized=False."
-            )
+            reason = "synchronized=True. Pass synchronized=False."
         elif getattr(layer, "stateful", False) is True:
             reason = (
-                "stateful=True, which keeps a state for every row of a batch. "
-                "Make the states inputs and outputs of the model, see "
-                "docs/your_model.md#states-from-batch-to-batch."
+                "stateful=True. Make the states inputs and outputs of the "
+                "model, see docs/your_model.md#states-from-batch-to-batch."
             )
         elif internals.remat_mode(layer) is not None:
-            reason = (
-                "a `keras.RematScope` around it. Choose what is recomputed by "
-                "`remat` instead."
-            )
+            reason = "a `keras.RematScope`. Choose `remat` instead."
         if reason is not None:
             raise ValueError(
                 "A layer must treat micro-batches as it treats their "

@@ -39,7 +39,7 @@ from tfgpipe.checks import is_amount
 from tfgpipe.costs import example_of
 from tfgpipe.graphs import Repeat, TracedModel
 from tfgpipe.internals import Nest
-from tfgpipe.partition import cut_graph
+from tfgpipe.partition import cut_graph, partition
 
 # Larger calls are several steps, and all calls of fewer than this makes: four
 # cells can be even to a tenth.
@@ -117,11 +117,9 @@ class Source:
         elif isinstance(x, dict):
             flat = [x[name] for name in names if name in x]
         if len(flat) != len(names):
-            whose = f"model '{self.model.name}'" if self.model else "the layers"
             received = [*x] if isinstance(x, dict) else f"{len(flat)} tensors"
             raise ValueError(
-                f"`x` must have the inputs of {whose}, {names}. Received: "
-                f"{received}."
+                f"`x` must have the inputs {names}. Received: {received}."
             )
         return tree.pack_sequence_as(spec, flat)
 
@@ -180,10 +178,9 @@ class Source:
                 continue
             raise ValueError(
                 "A model must have outputs with a row for each row of the "
-                "batch, and no other axis that depends on their number. "
-                f"Received: output {'.'.join(map(str, path))!r} of shape "
-                f"{spec.shape}. Compute what needs the whole batch in the "
-                "loss, or pass num_micro_batches=1."
+                "batch, and no other axis that depends on their number, or "
+                f"num_micro_batches=1. Received: output {path!r} of shape "
+                f"{spec.shape}. Compute what needs the whole batch in the loss."
             )
 
     def take_traced(self) -> TracedModel | None:
@@ -316,9 +313,8 @@ class Source:
             return [*counts]
         names = [step.layer.name for step in self.steps]
         raise ValueError(
-            "`layers_per_cell` must place every layer that the model calls "
-            f"exactly once. Expected a sum of {len(names)}: {names}. Received: "
-            f"layers_per_cell={[*counts]} (sum {sum(counts)})."
+            f"`layers_per_cell` must have a sum of {len(names)}: {names}. "
+            f"Received: layers_per_cell={[*counts]} (sum {sum(counts)})."
         )
 
     def cut(
@@ -332,6 +328,8 @@ class Source:
         Cells begin where `regions` do, or else with one of the blocks that the
         model repeats, if that costs little balance.
         """
+        if self.model is None and len(costs) == len(self.layers):
+            return partition(costs, num_partitions)
         if regions is None:
             regions = [i for run in self.repeats for i in run.bounds()]
         others = {*range(len(costs))} - {*regions}
@@ -351,8 +349,7 @@ def too_many_cells(
     """Says that there are fewer layers than cells."""
     return (
         f"`num_partitions` must be at most the number of layers, {num_layers}. "
-        f"Received: num_partitions={num_partitions}{default}. Ask for fewer "
-        "cells."
+        f"Received: num_partitions={num_partitions}{default}."
     )
 
 
@@ -379,9 +376,8 @@ def resolve_cost(
 def cost_problem(layer: keras.layers.Layer, cost: Any) -> str:
     """Says what is wrong with the cost of a layer."""
     return (
-        f"`cost` of layer '{layer.name}' must be a finite number that is not "
-        "negative, or a function of (layer, input spec) that returns one. "
-        f"Received: cost={cost!r}."
+        f"`cost` of layer '{layer.name}' must be a finite number from 0, or a "
+        f"function of (layer, input spec). Received: cost={cost!r}."
     )
 
 

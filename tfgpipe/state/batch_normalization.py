@@ -52,17 +52,13 @@ class MovingStatistics:
     def __init__(self, layers: Sequence[keras.layers.BatchNormalization]):
         self.layers = [*layers]
         # By the id of a statistic, its layer, and 0 for a mean.
-        self._owners: dict[
-            int, tuple[keras.layers.BatchNormalization, int]
-        ] = {}
+        self._owners: dict[int, tuple[Any, int]] = {}
         for layer in layers:
             self._note(layer)
         self._moved: set[int] = set()
         self._stale: dict[int, str] = {}
         self._odd: dict[int, str] = {}
-        self.moments: dict[int, list[CallMoments]] = collections.defaultdict(
-            list
-        )
+        self.moments = collections.defaultdict[int, list[CallMoments]](list)
         self.rules: dict[int, list[list[Rule]]] = collections.defaultdict(list)
         self.of_rows: set[str] = set()
 
@@ -128,11 +124,9 @@ class MovingStatistics:
                 "A `keras.layers.BatchNormalization` must leave its moments to "
                 "Keras and move its statistics to `old * momentum + new * (1 - "
                 "momentum)` with a constant momentum, and nobody may read them "
-                "after, if there is more than one micro-batch: they move once, "
-                f"at the end of the mini-batch. Received: {odd}. "
-                "Call `super().call` and read them before, pass "
-                "num_micro_batches=1, or derive from `keras.layers.Layer`: "
-                "then they are the mean over micro-batches, as other state is."
+                f"after. Received: {odd}. Call `super().call` and read them "
+                "before, pass num_micro_batches=1, or derive from "
+                "`keras.layers.Layer`: then they are a mean, as other state is."
             )
 
 

@@ -241,10 +241,9 @@ class StateFlow:
             } | {self._makers.get(tensor.ref(), 0)}
             if len(cells) > 1 and self._micro_batches.count > 1:
                 raise ValueError(
-                    "A metric of a layer must be updated in one cell, if there "
-                    "is more than one micro-batch. Received: "
-                    f"'{variable.path}', which the cells {sorted(cells)} "
-                    "update in turn. Cut otherwise, by `layers_per_cell`."
+                    "A metric of a layer must be updated in one cell, and not "
+                    f"in {sorted(cells)}. Received: '{variable.path}'. Cut "
+                    "otherwise, by `layers_per_cell`."
                 )
 
 
@@ -323,10 +322,8 @@ class RandomState(keras.layers.Layer):
                 seed.assign(saved[str(i)])
         elif saved:
             warnings.warn(
-                "The states of random seeds must be those of the model's "
-                f"layers: none was loaded. Expected: {len(seeds)}, in the "
-                f"order of the layers of model '{self._model}'. Received: "
-                f"{len(saved)} in the file. Make the model of the layers that "
-                "were saved.",
+                f"The states of random seeds must be {len(seeds)}, as in the "
+                f"model '{self._model}': none was loaded. Received: "
+                f"{len(saved)} in the file.",
                 stacklevel=2,
             )

@@ -176,10 +176,9 @@ class ModelScope(keras.StatelessScope):
         if is_refused and internals.in_custom_gradient(variable):
             raise ValueError(
                 "A layer must not read its variables in a function with a "
-                "gradient of its own, such as `keras.remat(f)` or "
-                "`tf.custom_gradient`: they would not be trained. Received: "
-                f"'{variable.path}'. Choose what is recomputed by `remat` of "
-                "`GPipe`; pass what a custom gradient needs as arguments."
+                "gradient of its own, as `keras.remat(f)`. Received: "
+                f"'{variable.path}'. Choose `remat` of `GPipe`; pass what a "
+                "`tf.custom_gradient` needs as arguments."
             )
         self._moving.read(variable)
 
@@ -248,9 +247,8 @@ class ModelScope(keras.StatelessScope):
         """Refuses an action whose value cannot leave a loop or a function."""
         raise ValueError(
             "Variables must be assigned, random numbers drawn and batches "
-            "normalised by a layer directly, if a loop, a branch or a `tf."
-            f"function` cannot hand the value out. Received: {action} there. "
-            "Do it before, and choose by `keras.ops.where`."
+            f"normalised by a layer directly. Received: {action} in a loop, a "
+            "branch or a `tf.function`. Do it before, or by `keras.ops.where`."
         )
 
     def record(
