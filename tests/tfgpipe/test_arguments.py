@@ -60,7 +60,7 @@ LSTM = kl.LSTM(3, stateful=True, name="r")
         ([LSTM], ["'r' with stateful=True", "Make the states inputs"]),
         (
             [recomputed("r")],
-            ["'r' with a `keras.RematScope`", "Choose `remat`"],
+            ["'r' with a `keras.Remat", "Choose `remat`"],
         ),
     ],
 )
@@ -88,7 +88,7 @@ BAD = [
     ({"trial": "no"}, ["`trial` must be one of"]),
     ({"num_micro_batches": 0}, ["`num_micro_batches` must be an integer"]),
     ({"num_partitions": 0, **FEW}, ["`num_partitions` must be an integer"]),
-    ({"num_partitions": 5}, ["number of layers, 4. Received", "=5. Ask for"]),
+    ({"num_partitions": 5}, ["number of layers, 4. Received", "=5."]),
     ({"num_partitions": None}, ["=8 (by the number of devices)"]),
     (
         {"num_partitions": 9},

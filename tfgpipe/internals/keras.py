@@ -1044,9 +1044,7 @@ def random_state_kept() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
 
 
-def seeds_of(
-    layers: Iterable[keras.layers.Layer],
-) -> list[keras.Variable]:
+def seeds_of(layers: Iterable[keras.layers.Layer]) -> list[keras.Variable]:
     """The states of the layers' seed generators, each once.
 
     Keras lists them among variables, and not among weights.

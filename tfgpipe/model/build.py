@@ -93,12 +93,9 @@ class Built:
 
     def regrouped(self, compiles: bool) -> Built:
         """The same cells in the groups that they have with XLA, or without."""
+        specs = self.input_spec, self.output_spec
         cells, remat = grouped_cells(
-            self.arguments,
-            self.counts,
-            self.costs,
-            (self.input_spec, self.output_spec),
-            compiles,
+            self.arguments, self.counts, self.costs, specs, compiles
         )
         return dataclasses.replace(
             self, cells=cells, remat=remat, compiles=compiles
@@ -133,17 +130,9 @@ def build(
     listed = [seed for cell in cells for seed in cell.seeds]
     listed += internals.seeds_of(source.layers)  # also of its own `call`
     seeds = {id(seed): seed for seed in listed}
-    random_state = RandomState(name, lambda: [*seeds.values()])
+    state = RandomState(lambda: [*seeds.values()])
     return Built(
-        arguments,
-        name,
-        counts,
-        costs,
-        *specs,
-        cells,
-        remat,
-        compiles,
-        random_state,
+        arguments, name, counts, costs, *specs, cells, remat, compiles, state
     )
 
 

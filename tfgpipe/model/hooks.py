@@ -327,13 +327,10 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
             if not with_loss:
                 return
             built = self.built_for("a step")
+            x, y, weight = map(as_specs, (x, y, sample_weight))
             with tf.device(built.cells[-1].device):
                 internals.build_losses_and_metrics(
-                    self,
-                    as_specs(x),
-                    as_specs(y),
-                    built.output_spec,
-                    as_specs(sample_weight),
+                    self, x, y, built.output_spec, weight
                 )
             self._place_new()  # an optimizer knows where they are
             if internals.has_all_weights(self):

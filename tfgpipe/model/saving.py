@@ -236,7 +236,7 @@ class Saving(Hooks):
             return [v for v in self.variables if id(v) not in known]
 
         if notes.held_random_state is None:
-            notes.held_random_state = RandomState(self.name, held)
+            notes.held_random_state = RandomState(held)
         return notes.held_random_state if held() else None
 
     @property
@@ -316,14 +316,7 @@ class Saving(Hooks):
                 spec = keras.KerasTensor(
                     spec.shape, self.input_dtype, name=spec.name
                 )
-            input_signature = [
-                tree.map_structure(
-                    lambda t: keras.InputSpec(
-                        shape=t.shape, dtype=t.dtype, name=t.name
-                    ),
-                    spec,
-                )
-            ]
+            input_signature = [spec]
         with _with_devices() if devices else placement.homes_left():
             super().export(filepath, format, verbose, input_signature, **kwargs)
 

@@ -37,10 +37,7 @@ import tensorflow as tf
 from tfgpipe.devices import Replicas, placement
 from tfgpipe.graphs import Part, TracedModel, Values
 from tfgpipe.inputs import MicroBatches
-from tfgpipe.state.batch_normalization import (
-    moving_statistics,
-    sum_of,
-)
+from tfgpipe.state.batch_normalization import moving_statistics, sum_of
 
 
 class StateFlow:
@@ -301,9 +298,8 @@ class RandomState(keras.layers.Layer):
     again. `seeds` returns them: they are not tracked, for the layers own them.
     """
 
-    def __init__(self, model: str, seeds: Callable[[], list[keras.Variable]]):
+    def __init__(self, seeds: Callable[[], list[keras.Variable]]):
         super().__init__(name="random_state")
-        self._model = model
         self._seeds = seeds
         self.built = True
 
@@ -323,7 +319,6 @@ class RandomState(keras.layers.Layer):
         elif saved:
             warnings.warn(
                 f"The states of random seeds must be {len(seeds)}, as in the "
-                f"model '{self._model}': none was loaded. Received: "
-                f"{len(saved)} in the file.",
+                f"model: none of {len(saved)} in the file was loaded.",
                 stacklevel=2,
             )

@@ -65,7 +65,7 @@ def test_name_is_saved(tmp_path):
 def test_other_inputs_are_refused(x, received):
     model = tfgpipe.GPipe(named(), 2, 2)
     model.compile("sgd", "mse")
-    message = r"the inputs of the layers, \['rows'\]. Received: "
+    message = r"the inputs \['rows'\]. Received: "
     with pytest.raises(ValueError, match=message + received):
         model.fit(x, Y, verbose=0)
 

@@ -77,9 +77,7 @@ def test_inputs_of_one_size_of_batches_are_refused():
 def test_other_inputs_are_refused_by_name():
     model = tfgpipe.GPipe(siamese(), 2, 2)
     model.compile("sgd", "mse")
-    with pytest.raises(
-        ValueError, match=r"the inputs of model .*, \['a', 'b'\]"
-    ):
+    with pytest.raises(ValueError, match=r"the inputs \['a', 'b'\]"):
         model.predict({"a": np.ones((2, 4))}, verbose=0)
 
 
