@@ -229,7 +229,7 @@ class OwnStep(Loop):
             lambda: tfgpipe.GPipe(Loop(), 2, layers_per_cell=[1, 1]).build(
                 (None, 8)
             ),
-            r"Expected a sum of 5: \['dense'",
+            r"must have a sum of 5: \['dense'",
         ),
     ],
 )

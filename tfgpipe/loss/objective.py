@@ -254,7 +254,10 @@ class SummedLoss(Objective):
             losses = [sum(weighted)] if sums else []
             losses += [tf.reduce_sum(v) for v in others]
             if not losses:
-                raise ValueError("No loss to compute: `compile` with a `loss`.")
+                raise ValueError(
+                    "No loss to compute. Provide a `loss` argument in "
+                    "`compile()`."
+                )
             total = keras.ops.sum(losses) if len(losses) > 1 else losses[0]
             scale = self._scaled(tf.ones([], total.dtype))
         if self.training:
@@ -405,5 +408,5 @@ def _refuse_losses(layer: keras.layers.Layer) -> None:
     """Refuses a read of the losses of one layer, which a cell returned."""
     raise ValueError(
         "`compute_loss` must take what layers add to the loss from the "
-        f"model's `self.losses`. Received: a read of layer '{layer.name}''s."
+        f"model's `self.losses`. Received: losses of layer '{layer.name}'."
     )

@@ -313,8 +313,9 @@ class Hooks(Overrides, Face, internals.BuiltBeforeTracing):
         if strategy not in (None, known):
             raise ValueError(
                 "A `GPipe` must be used in the scope in which it was made, or "
-                f"in none. Received: the scope of {strategy}, and a model made "
-                f"in that of {known}. {strategy_lib.INSTEAD}"
+                f"in none. Received: {strategy}, and a model made in "
+                f"{known or 'no scope'}. Leave the scope, and do without the "
+                f"strategy's `run`. {strategy_lib.INSTEAD}"
             )
 
     def prepare(

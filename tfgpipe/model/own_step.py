@@ -179,7 +179,7 @@ def _extending(name: str, method: Any) -> Callable:
             result = method(self, *args, **kwargs)
         if self._notes.base_calls[name] == before:
             raise TypeError(
-                f"`{method.__qualname__}` must call `super().{name}(...)`. "
+                f"`{name}` of a subclass must extend it. Call `super().{name}`. "
                 "A loss of your own belongs in `compute_loss`; a training step "
                 "of your own gets gradients by `self.loss_and_gradients`."
             )

@@ -433,10 +433,10 @@ def test_call_beside_a_step_leaves_state_as_it_was_if_it_is_not_finite():
 
 def test_step_that_skips_must_be_one_graph():
     model = compiled(pipeline(cls=Step, skip_nonfinite=True))
-    with pytest.raises(ValueError, match="a function of it, or eagerly"):
+    with pytest.raises(ValueError, match="in a branch, a loop or eagerly"):
         model.train_step(data())
     model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(ValueError, match="needs steps that are graphs"):
+    with pytest.raises(ValueError, match="must be left out with run_eagerly"):
         model.fit(*data(), verbose=0)
 
 

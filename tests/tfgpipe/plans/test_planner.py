@@ -303,7 +303,7 @@ def test_cells_may_begin_inside_of_a_layer():
     of_calls = {"num_partitions": 2, "layers_per_cell": [1, 2]}
     found = planned(layers(), setting=of_calls)
     assert found.arguments["layers_per_cell"] == [4, 2]
-    with pytest.raises(ValueError, match="Expected a sum of 6"):
+    with pytest.raises(ValueError, match="must have a sum of 6"):
         planned(layers(), setting={**of_calls, "layers_per_cell": [1, 1]})
     with pytest.raises(ValueError, match="`num_partitions` must be at most"):
         planned([keras.Input((8,)), kl.Dense(8)], setting={"num_partitions": 4})
