@@ -179,9 +179,9 @@ def _extending(name: str, method: Any) -> Callable:
             result = method(self, *args, **kwargs)
         if self._notes.base_calls[name] == before:
             raise TypeError(
-                f"`{name}` of a subclass must extend it. Call `super().{name}`. "
-                "A loss of your own belongs in `compute_loss`; a training step "
-                "of your own gets gradients by `self.loss_and_gradients`."
+                f"`{name}` of a subclass must call its base. Call "
+                f"`super().{name}(...)`. A loss belongs in `compute_loss`; "
+                "gradients come from `self.loss_and_gradients`."
             )
         return result
 

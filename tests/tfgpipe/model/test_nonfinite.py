@@ -512,5 +512,5 @@ def test_outlier_leaves_the_bits_of_one_never_seen(tmp_path):
 
 
 def test_outliers_need_what_is_not_finite_to_be_skipped():
-    with pytest.raises(ValueError, match="Pass skip_nonfinite=True, too"):
+    with pytest.raises(ValueError, match="needs skip_nonfinite=True"):
         tfgpipe.GPipe([kl.Dense(2)], 1, skip_outliers=10)
