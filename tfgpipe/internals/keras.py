@@ -745,11 +745,15 @@ class SymbolicCall(NamedTuple):
 
     Attributes:
         operation: What was called.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
         inputs: The tensors it took, without the masks that Keras found.
         outputs: Those it returned, flat.
     """
 
     operation: keras.Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     inputs: list[keras.KerasTensor]
     outputs: list[keras.KerasTensor]
 
@@ -777,8 +781,14 @@ def graph_calls(model: keras.Model) -> list[SymbolicCall]:
 
 def _calls(nodes: Iterable[Any]) -> list[SymbolicCall]:
     return [
-        SymbolicCall(n.operation, _given_by_user(n), [*n.outputs])
-        for n in nodes
+        SymbolicCall(
+            node.operation,
+            node.arguments.args,
+            node.arguments.kwargs,
+            _given_by_user(node),
+            list(node.outputs),
+        )
+        for node in nodes
     ]
 
 
