@@ -8,12 +8,3 @@ from tfgpipe.model.groups import print_cells
 from tfgpipe.model.nonfinite import all_finite, examine
 from tfgpipe.model.rehearsal import HOST
 from tfgpipe.model.saving import load_model
-
-__all__ = [
-    "HOST",
-    "GPipe",
-    "all_finite",
-    "examine",
-    "load_model",
-    "print_cells",
-]

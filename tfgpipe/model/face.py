@@ -29,22 +29,14 @@ from tfgpipe.schedules import Rule, Schedule
 
 # Properties that have the model's values, and are set in the model.
 FORWARDED = (
-    "compute_dtype",
-    "dtype_policy",
-    "quantization_mode",
-    "supports_masking",
-    "trainable",
-    "variable_dtype",
+    "compute_dtype dtype_policy quantization_mode supports_masking trainable "
+    "variable_dtype".split()
 )
 
 # What a functional model, or a model's class, may have, and Keras asks for; and
 # what a task of KerasHub has.
 _ASKED_FOR = (
-    "load_assets",
-    "operations",
-    "output_names",
-    "preprocessor",
-    "save_assets",
+    "load_assets operations output_names preprocessor save_assets".split()
 )
 
 # What the saver does not look into: it finds the layers by other names.

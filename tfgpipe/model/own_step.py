@@ -133,12 +133,8 @@ class OwnStep:
 
 # ------------------------------------------------------- what must be extended
 _EXTENDED = (
-    "train_step",
-    "test_step",
-    "predict_step",
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
+    "train_step test_step predict_step make_train_function make_test_function "
+    "make_predict_function".split()
 )
 
 

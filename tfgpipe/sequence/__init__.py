@@ -11,15 +11,3 @@ from tfgpipe.sequence.source import (
     source_of,
 )
 from tfgpipe.sequence.steps import too_many_cells
-
-__all__ = [
-    "Source",
-    "check_supported",
-    "is_task",
-    "items_from_config",
-    "layers_of",
-    "prepares_data",
-    "region_bounds",
-    "source_of",
-    "too_many_cells",
-]

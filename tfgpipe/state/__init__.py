@@ -8,16 +8,3 @@ from tfgpipe.state.batch_normalization import (
 )
 from tfgpipe.state.flow import RandomState, StateFlow, weighted_mean
 from tfgpipe.state.scope import InnerScope, ModelScope, Use
-
-__all__ = [
-    "InnerScope",
-    "ModelScope",
-    "MovingStatistics",
-    "RandomState",
-    "StateFlow",
-    "Use",
-    "is_synchronized",
-    "sum_of",
-    "warn_of_single_values",
-    "weighted_mean",
-]
