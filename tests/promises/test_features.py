@@ -454,7 +454,7 @@ def replaced():
 WRONG = {
     "no such layer": ({"word": 2}, None, "must name layers that the model"),
     "no columns": ({"norm": 2}, None, "must name layers that the model"),
-    "too few columns": ({"dense": names(8)[:4]}, None, "at least as many"),
+    "too few columns": ({"dense": names(8)[:4]}, None, "with as many columns"),
     "too many": ({"dense": 3}, None, "from 2 to the 2 of a replica"),
     "twice the same": ({"dense": names(1) * 2}, None, "each once"),
     "unknown": ({"dense": [*names(1), "GPU:99"]}, None, "TensorFlow lists"),

@@ -189,7 +189,7 @@ def metered():
     ("made", "k", "words"),
     [
         # Micro-batches would draw the same.
-        (lambda: [Unseeded()], 1, r"without a seed\. Draw with `seed=`"),
+        (lambda: [Unseeded()], 1, r"`seed_generator.next\(\)` alone"),
         # No count of draws.
         (lambda: [Unordered()], 1, r"`seed_generator.next\(\)` alone"),
         (metered, 5, r"in one cell, and not in \[1, 3\]"),

@@ -353,7 +353,10 @@ def check_supported(
     for layer in (i for la in layers for i in internals.flat_layers(la)):
         reason = None
         if is_split and getattr(layer, "renorm", False) is True:
-            reason = "renorm=True. Pass renorm=False, or num_micro_batches=1."
+            reason = (
+                "renorm=True. Pass renorm=False, or "
+                "num_micro_batches=1 without replicas."
+            )
         elif num_replicas > 1 and is_synchronized(layer):
             reason = "synchronized=True. Pass synchronized=False."
         elif getattr(layer, "stateful", False) is True:
