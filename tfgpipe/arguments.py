@@ -114,7 +114,17 @@ class Arguments:
         k = checked("num_partitions", _count)
         self.num_micro_batches: int = m or 1
         self.layers_per_cell = checked("layers_per_cell", _as_list)
-        self.schedule = self._checked_schedule(given["schedule"])
+        schedule = given["schedule"]
+        is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
+        if is_text or isinstance(schedule, (list, tuple)):
+            schedule = Schedule(schedule)
+        if not isinstance(schedule, Schedule):
+            schedule = checks.checked_choice(
+                "schedule", schedule, [*SCHEDULES, AUTO]
+            )
+        if schedule == AUTO and self.costs.profile is None:
+            raise ValueError(NEEDS_PROFILE)
+        self.schedule: Any = schedule
         self.remat_groups = checked("remat_groups", _count)
         self.head_parts: int = checked("head_parts", _count)
         self.gradient_dtype = checked(
@@ -301,18 +311,6 @@ class Arguments:
         devices = [schedule.device_of(k) for k in range(self.num_partitions)]
         held = schedule.held()
         return [-(-held[d] // devices.count(d)) for d in devices]
-
-    def _checked_schedule(self, schedule: Any) -> Any:
-        is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
-        if is_text or isinstance(schedule, (list, tuple)):
-            return Schedule(schedule)
-        if not isinstance(schedule, Schedule):
-            schedule = checks.checked_choice(
-                "schedule", schedule, [*SCHEDULES, AUTO]
-            )
-        if schedule == AUTO and self.costs.profile is None:
-            raise ValueError(NEEDS_PROFILE)
-        return schedule
 
     def _checked_remat(self, remat: Any) -> Any:
         """Checks the rule or rules, and their cells."""

@@ -392,16 +392,12 @@ def _check_operations(
         kinds = sorted(stateful_kinds(traced.operations[section.start : end]))
         cell, layer = cells[k], section.words
         random = [*filter(_RANDOM.match, kinds)]
-        has_replicas = len(cell.devices) > 1
-        if random and (recomputes[k] or has_replicas):
-            why, cure = "With `remat`", 'pass `remat="never"`'
-            if has_replicas:
-                why, cure = "With replicas", "train with one replica"
+        if random and (recomputes[k] or len(cell.devices) > 1):
             raise ValueError(
-                f"{why} a cell must draw its random numbers from a "
-                "`keras.random.SeedGenerator` of the layer. Received: "
+                "With `remat` or replicas, a cell must draw its random numbers "
+                "from a `keras.random.SeedGenerator` of the layer. Received: "
                 f"{layer} of cell {cell.number}, which runs "
-                f"{', '.join(random)}. Or {cure}."
+                f'{", ".join(random)}. Or pass remat="never" to one replica.'
             )
         if kinds and (is_split or len(cells) > 1):
             cell.warn_of(

@@ -9,17 +9,3 @@ from tfgpipe.devices.strategy import (
     connect_to_tpu,
     tpu_device_assignment,
 )
-
-__all__ = [
-    "CellDevices",
-    "PipelineStrategy",
-    "Replicas",
-    "TPUPipelineStrategy",
-    "connect_to_tpu",
-    "local",
-    "names",
-    "placement",
-    "strategy",
-    "tensor_bytes",
-    "tpu_device_assignment",
-]

@@ -59,11 +59,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.devices import tensor_bytes
-from tfgpipe.graphs.cut import (
-    CHEAP,
-    GraphCutter,
-    functions_of,
-)
+from tfgpipe.graphs.cut import CHEAP, GraphCutter, functions_of
 from tfgpipe.graphs.flops import LIKELY_ROWS, operation_flops
 from tfgpipe.graphs.functions import Bundle, Subfunction, in_turn, tensors
 from tfgpipe.graphs.gradient_sums import Replacement

@@ -110,7 +110,11 @@ def operation_flops(op: tf.Operation) -> float:
 
 def _flops(op: tf.Operation) -> float:
     if op.type in ("StatelessWhile", "While"):
-        return _loop_flops(op)
+        functions = [op.get_attr("cond"), op.get_attr("body")]
+        condition, body = _function_graphs(op, functions)
+        counts = _iterations(op, condition.outputs[0], condition)
+        each = graph_flops(condition) + graph_flops(body)
+        return min(counts, default=1) * each
     attributes = op.node_def.attr
     called = [op.get_attr(name) for name in _CALLED if name in attributes]
     if called:
@@ -167,14 +171,6 @@ def _einsum_flops(op: tf.Operation) -> int:
     if len(op.inputs) == 1:
         return products if summed else 0  # a sum, or a transposition
     return 2 * products if summed else products
-
-
-def _loop_flops(op: tf.Operation) -> float:
-    attributes = [op.get_attr("cond"), op.get_attr("body")]
-    condition, body = _function_graphs(op, attributes)
-    counts = _iterations(op, condition.outputs[0], condition)
-    count = min(counts, default=1)
-    return count * (graph_flops(condition) + graph_flops(body))
 
 
 def _iterations(op: tf.Operation, test: tf.Tensor, condition: Any) -> list[int]:

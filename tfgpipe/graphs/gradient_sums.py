@@ -111,14 +111,12 @@ class Gradient(NamedTuple):
                 slices[i, 0 if kind == Indices.REPEATED else m] = part
         return self._replace(slices=slices)
 
-    def merge(self, dense: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of its dense part and another one."""
-        return self.dense + dense
-
     def plus(self, other: Gradient) -> Gradient:
         """The sum; dense if one of the two is."""
         if self.dense is not None and other.dense is not None:
-            return self._replace(dense=self.merge(other.dense))
+            is_maximum = isinstance(self, Replacement)
+            add = tf.maximum if is_maximum else operator.add
+            return self._replace(dense=add(self.dense, other.dense))
         if self.dense is not None and other.slices:
             return self.plus(other.as_dense())
         if self.slices and other.dense is not None:
@@ -157,10 +155,6 @@ class Replacement(Gradient):
     As Keras does where it accumulates gradients, the maximum over micro-batches
     is taken: of the largest numbers of each, that is the one of all.
     """
-
-    def merge(self, dense: tf.Tensor) -> tf.Tensor:
-        """Returns the larger of its dense part and another one."""
-        return tf.maximum(self.dense, dense)
 
 
 def is_replaced(variable: keras.Variable) -> bool:

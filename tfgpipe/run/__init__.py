@@ -8,14 +8,3 @@ from tfgpipe.run.clock import Clock, Event
 from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.run.pipeline import LossGradients, Pipeline
 from tfgpipe.run.update import update_on_devices, updates_slices_alike
-
-__all__ = [
-    "Chain",
-    "Clock",
-    "Event",
-    "LossGradients",
-    "MiniBatch",
-    "Pipeline",
-    "update_on_devices",
-    "updates_slices_alike",
-]

@@ -18,4 +18,4 @@ from tfgpipe.schedules.orders import (
 )
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import HALVES, KINDS, Shard, Task, merged
+from tfgpipe.schedules.task import KINDS, Shard, Task, merged

@@ -233,7 +233,7 @@ def _tasks_of_text(
     """
     kinds = {KINDS[kind].letter: kind for kind in SCHEDULED}
     pattern = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
-    rows: dict[int, list[Task]] = {}
+    rows: list[tuple[int, list[Task]]] = []
     keepers: list[Task] = []
     for line in text.splitlines():
         written = line.partition("#")[0]
@@ -241,14 +241,9 @@ def _tasks_of_text(
             continue
         label = _LABEL.match(written)
         device = int(label[1]) if label else len(rows)
-        words = written[label.end() if label else 0 :].split()
-        if device in rows or not words:
-            raise ValueError(
-                "`tasks` must have one row of tasks a device. Received: "
-                f"{line!r}, without any or for a device that has one."
-            )
-        rows[device] = []
-        for word in words:
+        row: list[Task] = []
+        rows.append((device, row))
+        for word in written[label.end() if label else 0 :].split():
             match = re.fullmatch(pattern, word)
             if match is None:
                 raise ValueError(
@@ -257,16 +252,15 @@ def _tasks_of_text(
                 )
             letter, first, second, plus = match.groups()
             k, m = (device, first) if second is None else (first, second)
-            rows[device].append(Task(kinds[letter], int(k), int(m)))
-            keepers += rows[device][-1:] * bool(plus)
-    if not rows or {*rows} != {*range(len(rows))}:
+            row.append(Task(kinds[letter], int(k), int(m)))
+            keepers += row[-1:] * bool(plus)
+    devices = sorted(device for device, _ in rows)
+    if devices != [*range(len(rows))] or not all(row for _, row in rows):
         raise ValueError(
-            "`tasks` must have a row for each device, from 0. Received: rows "
-            f"of the devices {sorted(rows)}."
+            "`tasks` must have one row of tasks for each device, from 0. "
+            f"Received: rows of the devices {devices}."
         )
-    again = {
-        t[1:] for row in rows.values() for t in row if t.kind == "recompute"
-    }
+    again = {t[1:] for _, row in rows for t in row if t.kind == "recompute"}
     for task in keepers:
         if task.kind != "forward" or task[1:] in again:
             raise ValueError(
@@ -274,4 +268,4 @@ def _tasks_of_text(
                 f"recomputation. Received: one at {task}."
             )
     kept = frozenset(task[1:] for task in keepers) or None
-    return [rows[device] for device in range(len(rows))], kept
+    return [row for _, row in sorted(rows)], kept

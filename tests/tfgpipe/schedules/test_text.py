@@ -78,11 +78,14 @@ REFUSED = {
     "twice": ("F0 F0 B0", "every task once.*position 1 of device 0"),
     "device_twice": (
         "device 0  F0 B0\ndevice 0  F1 B1",
-        "'device 0  F1 B1', without any or for a device that has one",
+        r"one row of tasks for each device.*of the devices \[0, 0\]",
     ),
     "device_missing": ("device 1  F0 B0", r"of the devices \[1\]"),
-    "nothing": ("", r"of the devices \[\]"),
-    "empty_row": ("device 0\ndevice 1  F1.0 B1.0", "'device 0', without any"),
+    "nothing": ("", "none of them empty"),
+    "empty_row": (
+        "device 0\ndevice 1  F1.0 B1.0",
+        "one row of tasks for each device",
+    ),
 }
 
 
