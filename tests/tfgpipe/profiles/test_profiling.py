@@ -171,9 +171,9 @@ def test_xla_compiles_if_asked_to_and_by_default_on_accelerators(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seconds": 0}, "`seconds` must be a positive"),
-        ({"seconds": True}, "`seconds` must be a positive"),
-        ({"seconds": float("inf")}, "`seconds` must be a positive"),
+        ({"seconds": 0}, "`seconds` must be a finite"),
+        ({"seconds": True}, "`seconds` must be a finite"),
+        ({"seconds": float("inf")}, "`seconds` must be a finite"),
         ({"device": "GPU:7"}, "`devices` must be .*'GPU:7'"),
         (
             {"micro_batch_sizes": [9]},
