@@ -148,6 +148,7 @@ QUICK = ("output without loss", "layer that needs to know the rows")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.filterwarnings("ignore:The model was not tried")  # known rows
 @pytest.mark.parametrize(
     "name",
     [

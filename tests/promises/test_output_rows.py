@@ -51,9 +51,7 @@ def test_the_output_that_is_wrong_is_named():
     inputs, logits, rows = similarities()
     model = keras.Model(inputs, {"rows": rows, "logits": logits})
     for m in (2, 8):
-        with pytest.raises(
-            ValueError, match=r"output 'logits' of .*'matmul"
-        ) as e:
+        with pytest.raises(ValueError, match=r"output \('logits',\)") as e:
             tfgpipe.GPipe(model, 1, m)
         assert "'rows'" not in str(e.value)
 

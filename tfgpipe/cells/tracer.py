@@ -214,7 +214,9 @@ def _run(model: ModelCall, x: Nest, labels: Nest) -> dict[str, Any]:
         raise ValueError(
             "A seed must be drawn by `seed_generator.next()` alone if there is "
             "more than one micro-batch. Received: another new value of "
-            f"{[*scope.overwritten.values()]}. Or pass num_micro_batches=1."
+            f"{[*scope.overwritten.values()]}, as of `next(ordered=False)`, or "
+            "of `keras.random` without a seed. Draw with `seed=` a "
+            "`keras.random.SeedGenerator`, or pass num_micro_batches=1."
         )
     return {
         "tape": tape,

@@ -18,17 +18,19 @@ Limits: what other values alone would show is not seen.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel
+from tfgpipe.cells import Cell, ModelCall, trace_model
+from tfgpipe.graphs import TracedModel, TraceOptions
 from tfgpipe.internals import Nest
 from tfgpipe.trial import rows
 from tfgpipe.trial.phase import Phase
@@ -124,6 +126,8 @@ class Trial:
                 for given in () if is_known else self._rows(phase, specs, many):
                     phase.run(*given)
                 phase.end()
+            elif asking:  # for a number that it has to know
+                phase.lookups_of_rows = _with_more_indices(call, specs, traced)
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
         if self._rule != "off":
@@ -205,6 +209,27 @@ class Trial:
         except (ValueError, Warning):  # a warning that a filter raises
             self._phases.clear()
             raise
+
+
+def _with_more_indices(
+    call: ModelCall, specs: Nest, step: TracedModel
+) -> set[tuple[int, int]]:
+    """Returns the places of lookups that have more indices for more rows.
+
+    For `specs`, a mini-batch's, than in a step of a micro-batch.
+    """
+    specs = tree.map_structure(
+        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), specs
+    )
+    call = dataclasses.replace(call, head=None)
+    whole = trace_model(call, specs, None, TraceOptions())
+    return {
+        place
+        for (place, _, few), (*_, many) in zip(
+            step.all_lookups(), whole.all_lookups()
+        )
+        if few.inputs[1].shape != many.inputs[1].shape
+    }
 
 
 def _with_own_code(call: ModelCall) -> list[str]:
