@@ -155,7 +155,8 @@ class Arguments:
         self.remat = self._checked_remat(given["remat"])
         self.weights_on = names.name_of(given["weights_on"])
         self._store = names.resolve_device(self.weights_on)
-        if self._store is None and self.weights_on not in ("devices", "host"):
+        is_name = str(self.weights_on) in ("devices", "host")
+        if self._store is None and not is_name:
             raise ValueError(
                 "`weights_on` must be 'devices', 'host', or a device that "
                 f"TensorFlow lists: {names.all_devices()}. Received: "

@@ -113,6 +113,14 @@ class Checkpoint(keras.callbacks.Callback):
         checked_choice("mode", mode, ("auto", "min", "max"))
         checked_bool("shared", shared)
         checked_bool("on_signal", on_signal)
+        for name, value, kind, what in (
+            ("best", best, str, "the name of a number in the logs"),
+            ("resumed", resumed, Restored, "what `tfgpipe.restore` returned"),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(
+                    f"`{name}` must be {what}. Received: {name}={value!r}."
+                )
         self._best = best
         if mode == "auto":
             name = (best or "").lower()

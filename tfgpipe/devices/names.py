@@ -199,8 +199,8 @@ class CellDevices:
             raise ValueError(
                 f"`num_partitions` must go with the devices: under {rule} "
                 f"{self.num_partitions} cells take {wanted}. Received: "
-                f"num_partitions={num_partitions} and the devices "
-                f"{self.names or self.devices}. {cure}"
+                f"num_partitions={num_partitions} and "
+                f"devices={self.names or self.devices}. {cure}"
             )
         self.is_only = (
             len(self.devices) == 1
