@@ -512,7 +512,7 @@ ELSEWHERE = [
     (
         COUNT,
         tuple(b'"num_partitions": %d' % k for k in (COUNT, COUNT + 1)),
-        f"num_partitions={COUNT + 1} and the devices",
+        f"num_partitions={COUNT + 1} and devices=",
     ),
 ]
 

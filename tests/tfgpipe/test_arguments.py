@@ -100,7 +100,7 @@ BAD = [
             "tf.config.set_logical_device_configuration",
         ],
     ),
-    (FEW, ["4 cells take 4.", "the devices ['CPU:0', 'CPU:1']"]),
+    (FEW, ["4 cells take 4.", "devices=['CPU:0', 'CPU:1']"]),
     ({"schedule": "1f1b", **FEW}, ['under schedule="1f1b" 4 cells take 4.']),
     ({"layers_per_cell": [2, 1, 1, 1]}, [CUT, "4 cells, 4 in all", "5 in all"]),
     ({"layers_per_cell": [2, 1, 1, 0]}, [CUT, "=[2, 1, 1, 0]"]),

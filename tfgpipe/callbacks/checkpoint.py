@@ -117,7 +117,7 @@ class Checkpoint(keras.callbacks.Callback):
             ("best", best, str, "the name of a number in the logs"),
             ("resumed", resumed, Restored, "what `tfgpipe.restore` returned"),
         ):
-            if value is not None and not isinstance(value, kind):
+            if value is not None and not (isinstance(value, kind) and value):
                 raise ValueError(
                     f"`{name}` must be {what}. Received: {name}={value!r}."
                 )

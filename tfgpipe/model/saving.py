@@ -307,7 +307,8 @@ class Saving(Hooks):
         """
         if checked_bool("devices", devices) and format != "tf_saved_model":
             raise ValueError(
-                f"`devices=True` needs 'tf_saved_model'. Received: {format!r}."
+                "`devices=True` needs format='tf_saved_model'. Received: "
+                f"format={format!r}."
             )
         if input_signature is None and self._built is not None:
             spec = self._built.input_spec

@@ -154,9 +154,8 @@ def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
         listed = []
     if not listed or not all(listed):
         raise ValueError(
-            "`tasks` of a `schedule` must be one list of tasks a device, none "
-            "of them empty. "
-            f"Received: tasks={tasks!r}."
+            "`tasks` must be one list of tasks a device, none of them empty, "
+            f"in a `schedule`, too. Received: tasks={tasks!r}."
         )
     return tuple(tuple(map(_checked, of_device)) for of_device in listed)
 
