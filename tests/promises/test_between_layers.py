@@ -108,7 +108,7 @@ def reads_moments():
 
 
 OF_ITS_OWN = "a gradient of its own", "In layer 'recomputed"
-BRANCH = "cannot hand the value out", "In layer 'sometimes"
+BRANCH = "by a layer directly", "In layer 'sometimes"
 # Layers, what is said, and the note of where.
 REFUSED = {
     "moving statistics": (

@@ -244,7 +244,7 @@ def test_groups_are_no_more_than_devices_and_prompts():
 )
 def test_model_that_does_not_generate_says_what_would_be_needed(make):
     pipeline = pipeline_of(make(), m=1)
-    with pytest.raises(ValueError, match="that has a `generate_step`"):
+    with pytest.raises(ValueError, match="with a `generate_step`"):
         pipeline.generate("Once")
 
 

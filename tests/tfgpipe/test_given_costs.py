@@ -76,7 +76,7 @@ def test_costs_of_a_model_with_a_call_of_its_own_are_counted_when_it_has_run():
     model.build((None, 4))
     assert cut(model) == [3, 1]
     model = tfgpipe.GPipe(own_call.Residual(), 2, costs=[1, 9])
-    with pytest.raises(ValueError, match=r"each of 4 .*costs=\[1, 9\]"):
+    with pytest.raises(ValueError, match=r"4 in all.*costs=\[1, 9\]"):
         model.build((None, 4))
 
 
@@ -122,12 +122,12 @@ def test_costs_survive_a_file(tmp_path):
     [
         ("seconds", r"`costs` must be one of \['flops', 'bytes'\].*'seconds'"),
         (None, "costs=None"),
-        ([1, 2], r"each of 3 .*costs=\[1, 2\] of 2 num"),
+        ([1, 2], r"3 in all.*costs=\[1, 2\], of 2 num"),
         ([1, 2, -1], r"finite numbers from 0.*costs=\[1, 2, -1\]"),
         ([1, 2, "3"], "finite numbers from 0"),
         (
             profile(layer("a", tasks(1, 1.0))),
-            "each of 3 .*a profile of 1 numbers",
+            "3 in all.*a profile, of 1 numbers",
         ),
     ],
 )

@@ -347,7 +347,7 @@ def test_steps_of_models_that_run_eagerly_are_measured():
     ("arguments", "message"),
     [
         ({"every": 0}, "`every` must be an integer of at least 1.*every=0"),
-        ({"peak_flops": 0}, "`peak_flops` must be a positive.*peak_flops=0"),
+        ({"peak_flops": 0}, "`peak_flops` must be .* above 0.*peak_flops=0"),
         ({"peak_flops": True}, "peak_flops=True"),
         ({"flops_of_example": float("inf")}, "flops_of_example=inf"),
         ({"flops_of_example": "many"}, "flops_of_example='many'"),

@@ -16,6 +16,7 @@ import tfgpipe
 from tfgpipe.cells import tracer
 from tfgpipe.graphs import CellFunctions, cut
 from tfgpipe.model import step
+from tfgpipe.run import mini_batch
 
 ROWS = 12
 
@@ -242,8 +243,8 @@ def wrong_products(monkeypatch):
 
     Called with which cells these are, and whether in their backward pass.
     """
-    right, add_in_order = tracer.functions_of, cut.add_in_order
-    inside = []
+    right, add_in_order = mini_batch.tasks_of, cut.add_in_order
+    inside, cells = [], []
 
     class Wrong(CellFunctions):
         """Its functions have wrong products."""
@@ -256,10 +257,13 @@ def wrong_products(monkeypatch):
                 inside.pop()
 
     def use(of_cells, backward=False):
-        def functions(known, key, part, cell, *way):
-            if not of_cells(cell):
-                return right(known, key, part, cell, *way)
-            return Wrong(part, ["CPU"], *way)
+        def tasks_of(made, of_batch, *more):
+            cells[:] = of_batch
+            return right(made, of_batch, *more)
+
+        def functions(part, *how):
+            is_wrong = of_cells(cells[part.index])
+            return (Wrong if is_wrong else CellFunctions)(part, *how)
 
         def add_wrong(definition):
             add_in_order(definition)
@@ -268,7 +272,9 @@ def wrong_products(monkeypatch):
                 if node.op == "MatMul" and is_backward is backward:
                     scale(definition, node)
 
-        monkeypatch.setattr(tracer, "functions_of", functions)
+        monkeypatch.setattr(mini_batch, "tasks_of", tasks_of)
+        monkeypatch.setattr(tracer, "CellFunctions", functions)
+        monkeypatch.setattr(tracer, "part_key", lambda part, _: part.index)
         monkeypatch.setattr(cut, "add_in_order", add_wrong)
 
     return use

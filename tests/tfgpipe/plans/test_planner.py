@@ -160,7 +160,7 @@ def test_table_has_a_line_for_each_choice():
         ({"setting": {"schedule": "auto"}}, "`schedule` must be one of"),
         ({"setting": {"num_partitions": 9}}, "must go with the devices"),
         ({"batch_size": 2, "num_replicas": 4}, "and `batch_size`, 2. Received"),
-        ({"memory_limit": -1}, "`memory_limit` must be a positive"),
+        ({"memory_limit": -1}, "`memory_limit` must be .* above 0"),
         ({"margin": 1}, "`margin` must be a share of a device's memory"),
         ({"jit_compile": "no"}, "`jit_compile` must be"),
         ({"num_replicas": 5}, "at most the number of devices, 4"),
