@@ -23,7 +23,7 @@ TESTS = pathlib.Path(__file__).parent
 OPTIMISED = (
     "promises",
     "tfgpipe/devices",
-    "tfgpipe/generation",
+    "tfgpipe/test_generation.py",
     "tfgpipe/run",
     "tfgpipe/state",
     "tfgpipe/test_internals.py",

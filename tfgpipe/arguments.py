@@ -135,7 +135,7 @@ class Arguments:
         self.skip_outliers = checked(
             "skip_outliers",
             checks.checked_positive,
-            "as how often a distance outliers are away, or None",
+            "how many times the usual spread outliers are away, or None",
         )
         if self.skip_outliers is not None and not self.skip_nonfinite:
             raise ValueError(

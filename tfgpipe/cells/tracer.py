@@ -139,8 +139,9 @@ def trace_model(
     strangers = internals.captures_of_strangers(graph)
     if strangers:
         raise ValueError(
-            "A layer must take tensors of its own step, or keep a "
-            f"`keras.Variable`. Received: {[t.name for t in strangers]}."
+            "A layer must take tensors of its own step. Received: "
+            f"{[t.name for t in strangers]}, which one has kept of another "
+            "step. Make them in each call, or keep a `keras.Variable`."
         )
     operations = tuple(graph.get_operations())
     return TracedModel(

@@ -204,7 +204,8 @@ def _assign(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
     if names and names != list(manifest.optimizer):
         raise ValueError(
             "`model` must have the kind of optimizer that it was trained by. "
-            f"Received: {names}, and {list(manifest.optimizer)} in {path}."
+            f"Received: {names}. Compile it with {list(manifest.optimizer)}: "
+            f"{path} is of that."
         )
     indices = _indices(writer.variable_records(groups), manifest, path)
     for group, variables in groups.items():

@@ -86,7 +86,8 @@ class OwnStep:
         if self._graph is None or internals.current_graph() is not self._graph:
             raise ValueError(
                 "`skip_nonfinite` needs a `train_step` that is one graph. "
-                "Received: one that trains in a branch, a loop or eagerly."
+                "Received: one that trains in a branch, a loop or eagerly. "
+                "Move the call out of it, or leave `skip_nonfinite` out."
             )
 
     def _apply(

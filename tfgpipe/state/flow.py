@@ -319,6 +319,7 @@ class RandomState(keras.layers.Layer):
         elif saved:
             warnings.warn(
                 f"The states of random seeds must be {len(seeds)}, as in the "
-                f"model: none of {len(saved)} in the file was loaded.",
+                f"model: none of {len(saved)} in the file was loaded, and the "
+                "next random numbers are others than without a break.",
                 stacklevel=2,
             )

@@ -68,7 +68,7 @@ _WORDS = {
     ),
     "untried": (
         "was not tried: {name}. Whether it treats a mini-batch as its "
-        "micro-batches is not known. Look for yourself"
+        "micro-batches is not known. Look through its `call`"
     ),
 }
 
