@@ -204,7 +204,7 @@ class _Comparison:
             return
         elif self.case.then in ("file", "weights"):
             yield self.load_and_go_on
-        elif self.case.then == "eager":
+        elif self.case.then == "eager" and self.case.bad_row is None:
             yield self.run_eagerly
 
     def _first(self, **arguments: Any) -> Any:
