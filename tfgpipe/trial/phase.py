@@ -29,7 +29,7 @@ from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Column
 from tfgpipe.trial.conditions import conditions_of_rows
 from tfgpipe.trial.distance import distance, largest
-from tfgpipe.trial.tried_graph import State, TriedGraph, given
+from tfgpipe.trial.tried_graph import State, TriedGraph, given, traced_for
 from tfgpipe.trial.units import Unit, is_random
 
 # Of a table that is copied.
@@ -118,7 +118,7 @@ class Phase:
             limit = self.graph.smallest_table
             x = tree.flatten(rows.drawn(specs, 8, limit, parts=parts)[0])
             with contextlib.suppress(Exception):  # of rows it cannot take
-                known = known or self.graph.traced_for(count)
+                known = known or traced_for(self.call, specs, count)
                 # The same function as for the rows on which units are tried.
                 values = given(traced, x, self._weights[False])
                 values[self.graph.share.ref()] = tf.constant(1.0)

@@ -18,23 +18,21 @@ Limits: what other values alone would show is not seen.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, ModelCall, trace_model
-from tfgpipe.graphs import TracedModel, TraceOptions
+from tfgpipe.cells import Cell, ModelCall
+from tfgpipe.graphs import TracedModel
 from tfgpipe.internals import Nest
 from tfgpipe.trial import rows
 from tfgpipe.trial.phase import Phase
-from tfgpipe.trial.tried_graph import TriedGraph
+from tfgpipe.trial.tried_graph import TriedGraph, traced_for
 from tfgpipe.trial.units import Units
 
 TRIALS = ("warn", "error", "off")
@@ -127,7 +125,10 @@ class Trial:
                     phase.run(*given)
                 phase.end()
             elif asking:  # for a number that it has to know
-                phase.lookups_of_rows = _with_more_indices(call, specs, traced)
+                with contextlib.suppress(Exception):  # of any code of a user's
+                    phase.lookups_of_rows = _with_more_indices(
+                        call, specs, flat[0].shape[0], traced
+                    )
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
         if self._rule != "off":
@@ -212,17 +213,13 @@ class Trial:
 
 
 def _with_more_indices(
-    call: ModelCall, specs: Nest, step: TracedModel
+    call: ModelCall, specs: Nest, num_rows: int, step: TracedModel
 ) -> set[tuple[int, int]]:
     """Returns the places of lookups that have more indices for more rows.
 
-    For `specs`, a mini-batch's, than in a step of a micro-batch.
+    For so many, of a mini-batch, than in a step of a micro-batch.
     """
-    specs = tree.map_structure(
-        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), specs
-    )
-    call = dataclasses.replace(call, head=None)
-    whole = trace_model(call, specs, None, TraceOptions())
+    whole = traced_for(call, specs, num_rows)
     return {
         place
         for (place, _, few), (*_, many) in zip(

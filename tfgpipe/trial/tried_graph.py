@@ -72,9 +72,7 @@ class TriedGraph:
         devices: Sequence[str],
         known: TracedModel | None = None,
     ):
-        self._call = dataclasses.replace(call, head=None, is_split=True)
-        self._specs = specs
-        traced = self.traced_for(None, known)
+        traced = traced_for(call, specs, None, known)
         # A run on shapes knows of no cells.
         cells = traced.cells_by(call.home)
         self.traced = traced = dataclasses.replace(traced, cells=cells)
@@ -129,29 +127,6 @@ class TriedGraph:
             for call in calls
             for t in call[:2]
         ]
-
-    def traced_for(
-        self, num_rows: int | None, known: TracedModel | None = None
-    ) -> TracedModel:
-        """Returns a run for so many rows, None for any number."""
-        specs = tree.map_structure(
-            lambda t: (
-                None
-                if t is None
-                else tf.TensorSpec([num_rows, *t.shape[1:]], t.dtype)
-            ),
-            self._specs,
-        )
-        synchronized = [*filter(is_synchronized, self._call.normalizations)]
-        if known and not synchronized and _is_run_of(known, self._call, specs):
-            return known
-        with contextlib.ExitStack() as plain:
-            # Keras's way has a gradient of its own, which mixes rows.
-            for layer in synchronized:
-                plain.enter_context(
-                    internals.replaced(layer, "synchronized", False)
-                )
-            return trace_model(self._call, specs, None, TraceOptions())
 
     def _differentiated(
         self, unit: Unit
@@ -224,6 +199,37 @@ class TriedGraph:
             made = self._functions[key]([*values.values()])
             results.update(zip(left, made))
         return results
+
+
+def traced_for(
+    call: ModelCall,
+    specs: Nest,
+    num_rows: int | None,
+    known: TracedModel | None = None,
+) -> TracedModel:
+    """Returns a run for so many rows, None for any number; without the head.
+
+    `known` is a run on shapes, which is returned if it is the same.
+    """
+    call = dataclasses.replace(call, head=None, is_split=True)
+    specs = tree.map_structure(
+        lambda t: (
+            None
+            if t is None
+            else tf.TensorSpec([num_rows, *t.shape[1:]], t.dtype)
+        ),
+        specs,
+    )
+    synchronized = [*filter(is_synchronized, call.normalizations)]
+    if known and not synchronized and _is_run_of(known, call, specs):
+        return known
+    with contextlib.ExitStack() as plain:
+        # Keras's way has a gradient of its own, which mixes rows.
+        for layer in synchronized:
+            plain.enter_context(
+                internals.replaced(layer, "synchronized", False)
+            )
+        return trace_model(call, specs, None, TraceOptions())
 
 
 def given(
