@@ -246,7 +246,7 @@ class TrainingSteps(Hooks):
             arguments = built.arguments
             m = arguments.num_micro_batches
             compiles = compiles or built.only_compiles
-            traced = cls(
+            mini_batch = cls(
                 [*built.cells],
                 built.source,
                 x,
@@ -263,13 +263,13 @@ class TrainingSteps(Hooks):
                 self._trial,
             )
             # Only what will have a gradient gets a backward pass.
-            trained = loss if traced.is_training else None
-            will_have = trained.has_gradient(traced) if trained else ()
-            tasks = traced.tasks(*will_have)
-            program = traced.program(tasks, arguments.schedule_of)
+            trained = loss if mini_batch.is_training else None
+            will_have = trained.has_gradient(mini_batch) if trained else ()
+            tasks = mini_batch.tasks(*will_have)
+            program = mini_batch.program(tasks, arguments.schedule_of)
             if trained:
                 trained.check(program)
-            return Pipeline(traced, tasks, program, clock)
+            return Pipeline(mini_batch, tasks, program, clock)
 
         run = self.compiled_if_possible(pipeline)
         if training:

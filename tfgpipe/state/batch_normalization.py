@@ -7,6 +7,11 @@ refused: sums, differences and products with constants are followed back in the
 graph. (One micro-batch is the mini-batch; then moving statistics are state as
 any other.)
 
+The moments of a mini-batch follow exactly from its micro-batches'
+([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
+mean = sum w_m mean_m, variance = sum w_m (variance_m + (mean_m - mean)^2),
+where w_m is the share of the rows (of the unmasked positions) of micro-batch m.
+
 Limits: masks are not looked at, nor axes whose length is unknown while tracing.
 
 Reference: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167).

@@ -12,13 +12,8 @@ is assigned once, after the last micro-batch:
 Batch normalisation is in `batch_normalization.py`. Seeds are saved here, too,
 which Keras does not do. With one micro-batch, the values that its layers
 assigned are assigned. A value that a layer assigns and another one reads in the
-same micro-batch is a tensor, which crosses as any other does.
-
-The moments of a mini-batch follow exactly from its micro-batches'
-([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
-mean = sum w_m mean_m, variance = sum w_m (variance_m + (mean_m - mean)^2),
-where w_m is the share of the rows (of the unmasked positions) of micro-batch m.
-A backward pass recomputes from the same state, and assigns nothing.
+same micro-batch is a tensor, which crosses as any other does. A backward pass
+recomputes from the same state, and assigns nothing.
 
 Limits: a seed that is drawn a number of times that depends on the data, and
 state that rows of a mini-batch hand on to each other, cannot be told from the
